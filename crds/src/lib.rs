@@ -1,0 +1,21 @@
+//! The AgentPolicy API (`sallyport.dev/v1alpha1`).
+//!
+//! One document, one meaning: the same file drives `sallyport up` on a laptop and a guarded pod in a
+//! cluster. A field stands here only once something enforces it; unknown fields are errors, because a
+//! typo in a safety field must never be read as "not set".
+//!
+//! This crate knows types and loading. What a policy *means* is the engine's business.
+
+mod load;
+mod policy;
+
+pub use load::{LoadError, load_policy};
+pub use policy::{
+    AgentPolicy, AgentPolicySpec, Cedar, DefaultAction, Detection, Egress, EgressAction, EgressRule,
+    Exception, FailurePolicy, Limits, Metadata, Mode, OverrideAction, RuleOverride,
+};
+
+/// The API group and version of every kind in this crate.
+pub const API_VERSION: &str = "sallyport.dev/v1alpha1";
+/// The kind of [`AgentPolicy`].
+pub const KIND: &str = "AgentPolicy";

@@ -1,0 +1,19 @@
+//! Sallyport's detection engine: bytes in, decision out.
+//!
+//! Pure by design: no sockets, files, threads or clock of its own, and no word of Kubernetes, Envoy or
+//! gRPC, so that a bench, the CLI, the ext_proc filter and one day an Envoy dynamic module use it
+//! unchanged. The caller hands in the instant; everything else comes from the compiled policy.
+
+pub mod finding;
+pub mod message;
+pub mod verdict;
+
+mod engine;
+
+pub use engine::StreamScanner;
+pub use engine::{Engine, LoadError};
+pub use finding::{Category, Finding, Severity, Surface};
+pub use message::{RequestHead, ResponseHead};
+pub use verdict::{
+    BodyVerdict, Code, Cut, Decision, Protocol, Reason, StreamStep, TransportFailure, Verdict,
+};

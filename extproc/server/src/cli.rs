@@ -87,7 +87,7 @@ fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, lexopt::Err
             Long("socket") => socket = Some(PathBuf::from(parser.value()?)),
             Long("budget-bytes") => config.budget_bytes = number(&mut parser, "--budget-bytes")?,
             Long("scan-timeout-ms") => {
-                config.scan_timeout = Duration::from_millis(positive(&mut parser, "--scan-timeout-ms")?)
+                config.scan_timeout = Duration::from_millis(positive(&mut parser, "--scan-timeout-ms")?);
             }
             Long("drain-s") => config.drain = Duration::from_secs(number(&mut parser, "--drain-s")?),
             Long("watchdog-s") => watchdog = Duration::from_secs(positive(&mut parser, "--watchdog-s")?),

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sallyport_api::Mode;
-use sallyport_engine::{RequestHead, ResponseHead, TransportFailure};
+use sallyport_engine::{ResponseHead, TransportFailure};
 use sallyport_proto::ext_proc::{HttpBody, HttpHeaders, HttpTrailers, Message, ProcessingRequest};
 
 use crate::budget::Held;
@@ -26,7 +26,7 @@ use crate::coding::Coding;
 use crate::head;
 use crate::observer::Direction;
 use crate::reply::{self, Send};
-use crate::tally::{Subject, Tally, merge};
+use crate::tally::{Subject, Tally};
 
 use ending::{tunnel_denied, unenforceable};
 use step::Side;
@@ -125,13 +125,13 @@ impl Exchange {
             Some(why) => head::bad_url(why),
             None => self.ask(|judge, now| judge.request_head(&request, now)),
         };
-        merge(&mut self.request_tally.verdict, verdict);
+        self.request_tally.add(verdict);
 
         // What turns the connection into a tunnel takes it out of our sight.
         let upgrade = head::is_upgrade(&request);
         let tunnel = upgrade || (request.method == "CONNECT" && !self.cx.tunnels_inspected);
         if tunnel && !self.request_tally.verdict.decision.refuses() {
-            merge(&mut self.request_tally.verdict, tunnel_denied());
+            self.request_tally.add(tunnel_denied());
         }
 
         // A length that is announced is judged before a byte of it is awaited.
@@ -153,7 +153,7 @@ impl Exchange {
             return self.answer(Direction::Request, answer, !body);
         }
         if let Some(failure) = lost {
-            merge(&mut self.request_tally.verdict, failure.verdict());
+            self.request_tally.failed(failure);
         }
         if self.refuses(Direction::Request) {
             return self.refuse(Direction::Request);
@@ -182,16 +182,13 @@ impl Exchange {
     fn request_trailers(&mut self, message: HttpTrailers) -> Step {
         match std::mem::replace(&mut self.request_side, Side::Answered) {
             Side::Copy { body, held, lost } => {
+                self.judge_request_trailers(message);
                 let answer = reply::trailers(Direction::Request);
                 self.note(Direction::Request, answer, body.into(), held, lost)
             }
             // `Whole`: trailers without a body before them.
             Side::Answered | Side::Whole { .. } if self.request_tally.open => {
-                // Trailers are headers that come late, and carry text out of the pod as well as those.
-                let headers = head::response(message.trailers).headers;
-                let trailers = RequestHead { headers, ..(*self.subject.request).clone() };
-                let verdict = self.ask(|judge, now| judge.request_head(&trailers, now));
-                merge(&mut self.request_tally.verdict, verdict);
+                self.judge_request_trailers(message);
                 if self.refuses(Direction::Request) {
                     return self.refuse(Direction::Request);
                 }
@@ -221,16 +218,16 @@ impl Exchange {
                 413 => TransportFailure::BodyTooLarge,
                 _ => TransportFailure::ProtocolError,
             };
-            merge(&mut self.request_tally.verdict, failure.verdict());
+            self.request_tally.failed(failure);
             return self.refuse(Direction::Request);
         }
         self.response_tally.open = true;
         let request = Arc::clone(&self.subject.request);
         let verdict = self.ask(|judge, now| judge.response_head(&request, &response, now));
-        merge(&mut self.response_tally.verdict, verdict);
+        self.response_tally.add(verdict);
         let tunnel = response.status == 101;
         if tunnel && !self.response_tally.verdict.decision.refuses() {
-            merge(&mut self.response_tally.verdict, tunnel_denied());
+            self.response_tally.add(tunnel_denied());
         }
         let body = !message.end_of_stream && !tunnel && request.method != "CONNECT";
         let coding = Coding::of(&response.headers);
@@ -245,7 +242,7 @@ impl Exchange {
                 None
             };
             if let Some(failure) = failure {
-                merge(&mut self.response_tally.verdict, failure.verdict());
+                self.response_tally.failed(failure);
             }
         }
         if self.refuses(Direction::Response) {
@@ -287,7 +284,7 @@ impl Exchange {
         self.response_side = match side {
             Ok(side) => side,
             Err(failure) => {
-                merge(&mut self.response_tally.verdict, failure.verdict());
+                self.response_tally.failed(failure);
                 return self.refuse(Direction::Response);
             }
         };
@@ -316,6 +313,7 @@ impl Exchange {
     fn response_trailers(&mut self, message: HttpTrailers) -> Step {
         match std::mem::replace(&mut self.response_side, Side::Answered) {
             Side::Copy { body, held, lost } => {
+                self.judge_response_trailers(message);
                 let answer = reply::trailers(Direction::Response);
                 self.note(Direction::Response, answer, body.into(), held, lost)
             }

@@ -102,8 +102,9 @@ pub(crate) fn policies(verdict: &Verdict) -> Vec<&str> {
 
 /// Told of every message that was decided.
 ///
-/// Called on the thread that answers Envoy, before the answer leaves: return at once. One that panics
-/// makes the exchange fail, because a decision that leaves no trace is not wanted.
+/// Called before the answer leaves, on the thread that answers Envoy: return at once. (In Observe also
+/// afterwards, on others.) One that panics makes an enforced exchange fail: a decision that leaves no trace
+/// is not carried out.
 pub trait Observer: Send + Sync + 'static {
     /// Takes note of one message.
     fn record(&self, record: &Record<'_>);

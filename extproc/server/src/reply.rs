@@ -246,13 +246,13 @@ pub(crate) fn refuse(
     };
     ProcessingResponse {
         response: Some(Reply::ImmediateResponse(response)),
-        dynamic_metadata: metadata(verdict),
+        dynamic_metadata: metadata(verdict, true),
         ..ProcessingResponse::default()
     }
 }
 
 /// What the access log is told; nothing where there is nothing to tell, which is nearly always.
-pub(crate) fn metadata(verdict: &Verdict) -> Option<Struct> {
+pub(crate) fn metadata(verdict: &Verdict, enforced: bool) -> Option<Struct> {
     if verdict.decision == Decision::Allow {
         return None;
     }
@@ -261,6 +261,7 @@ pub(crate) fn metadata(verdict: &Verdict) -> Option<Struct> {
         ("decision", string(verdict.decision.as_str())),
         ("code", string(observer::code(verdict).map_or("", sallyport_engine::Code::as_str))),
         ("rules", string(&observer::rules(verdict).join(","))),
+        ("enforced", Value { kind: Some(Kind::BoolValue(enforced)) }),
         ("score", Value { kind: Some(Kind::NumberValue(f64::from(verdict.score))) }),
     ];
     let fields = fields.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();

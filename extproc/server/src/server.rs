@@ -139,11 +139,7 @@ impl Server {
         let server = tonic::transport::Server::builder()
             .max_concurrent_streams(MAX_STREAMS)
             .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
-            .add_service(
-                ExternalProcessorServer::new(service)
-                    .max_decoding_message_size(MAX_MESSAGE_BYTES)
-                    .max_encoding_message_size(usize::MAX),
-            )
+            .add_service(ExternalProcessorServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES))
             .serve_with_incoming_shutdown(UnixListenerStream::new(listener), drained);
         tokio::pin!(server);
         let ended = tokio::select! {

@@ -101,8 +101,14 @@ where
             let mut step = match message {
                 Some(Ok(message)) => self.exchange.take(message),
                 Some(Err(error)) => {
-                    tracing::debug!(code = ?error.code(), "Envoy ended the exchange: {}", error.message());
-                    self.exchange.abandon(None);
+                    tracing::debug!(code = ?error.code(), "no further message: {}", error.message());
+                    self.exchange.abandon(match error.code() {
+                        // Longer than we ever decode.
+                        tonic::Code::OutOfRange => Some(TransportFailure::BodyTooLarge),
+                        // What came is no message, or the connection broke.
+                        tonic::Code::Internal => Some(TransportFailure::ProtocolError),
+                        _ => None,
+                    });
                     return Turn::Fail(Status::aborted("the exchange was given up"));
                 }
                 None => {
@@ -201,3 +207,160 @@ pub(crate) type Answers = std::pin::Pin<Box<dyn Stream<Item = Result<ProcessingR
 
 /// Who decides for exchanges that begin from now on; see [`crate::Policy`].
 pub(crate) type JudgeSlot = watch::Sender<Arc<dyn crate::judge::Judge>>;
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use sallyport_api::AgentPolicySpec;
+    use sallyport_engine::{BodyVerdict, RequestHead, ResponseHead, StreamStep, Verdict};
+    use sallyport_proto::ext_proc::{HeaderMap, HeaderValue, HttpBody, HttpHeaders, Message};
+
+    use super::*;
+    use crate::judge::{Judge, Scan};
+    use crate::{Budget, LogObserver};
+
+    /// Lets everything pass, and holds every stream back to its end.
+    #[derive(Default)]
+    struct Lenient(AgentPolicySpec);
+
+    impl Judge for Lenient {
+        fn spec(&self) -> &AgentPolicySpec {
+            &self.0
+        }
+        fn request_head(&self, _: &RequestHead, _: Timestamp) -> Verdict {
+            Verdict::default()
+        }
+        fn request_body(&self, _: &RequestHead, _: &[u8], _: Timestamp) -> BodyVerdict {
+            BodyVerdict::default()
+        }
+        fn response_head(&self, _: &RequestHead, _: &ResponseHead, _: Timestamp) -> Verdict {
+            Verdict::default()
+        }
+        fn response_body(&self, _: &RequestHead, _: &ResponseHead, _: &[u8], _: Timestamp) -> BodyVerdict {
+            BodyVerdict::default()
+        }
+        fn response_stream(self: Arc<Self>, _: &RequestHead, _: &ResponseHead) -> Box<dyn Scan> {
+            Box::new(Sponge)
+        }
+    }
+
+    struct Sponge;
+
+    impl Scan for Sponge {
+        fn push(&mut self, _: &[u8], _: bool, _: Timestamp) -> StreamStep {
+            StreamStep::default()
+        }
+        fn held(&self) -> usize {
+            1
+        }
+    }
+
+    fn headers(pairs: &[(&str, &'static str)]) -> HttpHeaders {
+        let header = |(k, v): &(&str, &'static str)| HeaderValue {
+            key: (*k).to_owned(),
+            raw_value: (*v).into(),
+            ..HeaderValue::default()
+        };
+        let headers = Some(HeaderMap { headers: pairs.iter().map(header).collect() });
+        HttpHeaders { headers, ..HttpHeaders::default() }
+    }
+
+    fn body(end_of_stream: bool) -> HttpBody {
+        HttpBody { body: "x".into(), end_of_stream, ..HttpBody::default() }
+    }
+
+    /// An exchange in its order; the last message is in the middle of a streamed response.
+    fn script() -> Vec<Message> {
+        let request = [(":method", "POST"), (":scheme", "http"), (":authority", "a.b"), (":path", "/")];
+        vec![
+            Message::RequestHeaders(headers(&request)),
+            Message::RequestBody(body(true)),
+            Message::ResponseHeaders(headers(&[(":status", "200")])),
+            Message::ResponseBody(body(false)),
+        ]
+    }
+
+    /// What ends the inbound side after some messages.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum End {
+        Panic,
+        Error,
+        HalfClose,
+        Halt,
+    }
+
+    /// Plays so many messages and the end; comes back with what the outbound side ended with.
+    async fn play(messages: usize, end: End) -> Option<Result<ProcessingResponse, Status>> {
+        let (phase, phases) = watch::channel(Phase::Running);
+        let script = script()
+            .into_iter()
+            .take(messages)
+            .map(|m| Ok(ProcessingRequest { request: Some(m), ..ProcessingRequest::default() }));
+        let last = stream::poll_fn(move |_| match end {
+            End::Panic => panic!("asked to"),
+            End::Error => std::task::Poll::Ready(Some(Err(Status::cancelled("asked to")))),
+            End::HalfClose => std::task::Poll::Ready(None),
+            End::Halt => {
+                phase.send_replace(Phase::Halting);
+                std::task::Poll::Pending
+            }
+        });
+        let context = crate::exchange::Context {
+            judge: Arc::new(Lenient::default()),
+            observer: Arc::new(LogObserver),
+            budget: Budget::new(1 << 20),
+            upstream: None,
+            tunnels_inspected: false,
+        };
+        let inbound = stream::iter(script).chain(last);
+        let mut outbound =
+            std::pin::pin!(answers(inbound, Exchange::new(context), phases, Duration::from_secs(1)));
+        loop {
+            match outbound.next().await {
+                Some(Ok(_)) => {}
+                Some(Err(status)) => {
+                    assert_ne!(status.code(), tonic::Code::Ok);
+                    let again = outbound.next().await;
+                    assert!(matches!(again, Some(Err(_))), "an error is the end, and not an OK one");
+                    return Some(Err(status));
+                }
+                None => return None,
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn whatever_ends_an_exchange_before_its_verdict_ends_it_by_an_error() {
+        // Settled: nothing asked, or everything answered (after the request's body).
+        let settled = [0, 2];
+        for messages in 0..=script().len() {
+            for end in [End::Panic, End::Error, End::HalfClose, End::Halt] {
+                let play = tokio::time::timeout(Duration::from_secs(10), play(messages, end));
+                let ended = play.await.expect("an end in time");
+                let fine = end == End::HalfClose && settled.contains(&messages);
+                assert_eq!(ended.is_none(), fine, "{end:?} after {messages} messages: {ended:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_code_becomes_an_ok_status() {
+        for code in [
+            Code::PolicyDenied,
+            Code::Held,
+            Code::EgressDenied,
+            Code::BadUrl,
+            Code::TunnelDenied,
+            Code::BodyTooLarge,
+            Code::BadEncoding,
+            Code::Overloaded,
+            Code::ScanTimeout,
+            Code::PolicyError,
+            Code::ProtocolError,
+            Code::ShuttingDown,
+            Code::Internal,
+        ] {
+            assert_ne!(status(code).code(), tonic::Code::Ok);
+        }
+    }
+}

@@ -8,19 +8,6 @@ use sallyport_engine::{BodyVerdict, Decision, Protocol, RequestHead, TransportFa
 use crate::judge::guarded;
 use crate::observer::{Direction, Observer, Record};
 
-/// Adds one verdict to another: the strongest decision speaks, everything found is kept.
-pub(crate) fn merge(into: &mut Verdict, other: Verdict) {
-    let louder = other.decision > into.decision;
-    if louder || (other.decision == into.decision && into.message.is_empty()) {
-        into.code = other.code;
-        into.message = other.message;
-    }
-    into.decision = into.decision.max(other.decision);
-    into.score = into.score.max(other.score);
-    into.reasons.extend(other.reasons);
-    into.findings.extend(other.findings);
-}
-
 /// One message's account.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
@@ -31,9 +18,36 @@ pub(crate) struct Tally {
     pub(crate) busy: Duration,
     /// Something of the message was seen, and its record is not written.
     pub(crate) open: bool,
+    /// Something was found that the access log has not been told.
+    news: bool,
 }
 
 impl Tally {
+    /// Adds a verdict: the strongest decision speaks, everything found is kept.
+    pub(crate) fn add(&mut self, other: Verdict) {
+        let verdict = &mut self.verdict;
+        let louder = other.decision > verdict.decision;
+        if louder || (other.decision == verdict.decision && verdict.message.is_empty()) {
+            verdict.code = other.code;
+            verdict.message = other.message;
+        }
+        self.news |= other.decision > Decision::Allow;
+        verdict.decision = verdict.decision.max(other.decision);
+        verdict.score = verdict.score.max(other.score);
+        verdict.reasons.extend(other.reasons);
+        verdict.findings.extend(other.findings);
+    }
+
+    /// Adds a failure of transport.
+    pub(crate) fn failed(&mut self, failure: TransportFailure) {
+        self.add(failure.verdict());
+    }
+
+    /// Whether the verdict has changed since this was last asked.
+    pub(crate) fn news(&mut self) -> bool {
+        std::mem::take(&mut self.news)
+    }
+
     /// Takes in what was decided about the body.
     pub(crate) fn body(&mut self, judged: Result<BodyVerdict, TransportFailure>) -> Option<Vec<u8>> {
         match judged {
@@ -42,14 +56,14 @@ impl Tally {
                 // Only a redaction changes bytes; one that brings none can't be carried out, and passing
                 // the original instead would be to leak it.
                 let redacts = judged.verdict.decision == Decision::Redact;
-                merge(&mut self.verdict, judged.verdict);
+                self.add(judged.verdict);
                 if redacts && judged.rewritten.is_none() {
-                    merge(&mut self.verdict, TransportFailure::Internal.verdict());
+                    self.failed(TransportFailure::Internal);
                 }
                 judged.rewritten.filter(|_| redacts)
             }
             Err(failure) => {
-                merge(&mut self.verdict, failure.verdict());
+                self.failed(failure);
                 None
             }
         }

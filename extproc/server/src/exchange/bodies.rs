@@ -15,7 +15,6 @@ use crate::head;
 use crate::judge::{Job, Scan, guarded};
 use crate::observer::Direction;
 use crate::reply;
-use crate::tally::merge;
 
 impl Exchange {
     /// A body that came in one message.
@@ -40,7 +39,7 @@ impl Exchange {
             None
         };
         if let Some(failure) = failure {
-            merge(&mut self.response_tally.verdict, failure.verdict());
+            self.response_tally.failed(failure);
             return self.refuse(Direction::Response);
         }
         body.extend_from_slice(&message.body);
@@ -109,9 +108,8 @@ impl Exchange {
             return self.answer(direction, answer, last);
         }
         let bytes = Bytes::from(rewritten.or(decoded).unwrap_or_default());
-        self.forwarded += bytes.len() as u64;
         match trailers {
-            None => self.answer(direction, reply::streamed(bytes, true), true),
+            None => self.forward(bytes, true),
             Some(trailers) => {
                 self.judge_response_trailers(trailers);
                 self.end_with_trailers(bytes)
@@ -151,18 +149,21 @@ impl Exchange {
             ..StreamStep::default()
         });
         if let Some(verdict) = verdict {
-            merge(&mut tally.verdict, verdict);
+            tally.add(verdict);
         }
         if cut.is_some() && !tally.verdict.decision.refuses() {
             // A cut without a reason is still a cut; say at least that we don't know why.
-            merge(&mut tally.verdict, TransportFailure::Internal.verdict());
+            tally.failed(TransportFailure::Internal);
         }
         if cut.is_none() && tally.verdict.decision.refuses() {
             cut = Some(Cut::Reset);
         }
         if !self.enforce {
             let answer = match trailers {
-                Some(_) => reply::trailers(Direction::Response),
+                Some(trailers) => {
+                    self.judge_response_trailers(trailers);
+                    reply::trailers(Direction::Response)
+                }
                 None => reply::body_unchanged(Direction::Response),
             };
             let done = end || cut.is_some();
@@ -172,30 +173,33 @@ impl Exchange {
         match cut {
             Some(Cut::Terminal(terminal)) => {
                 emit.extend_from_slice(&terminal);
-                self.forwarded += emit.len() as u64;
-                let step = self.answer(Direction::Response, reply::streamed(emit.into(), true), true);
+                let step = self.forward(emit.into(), true);
                 self.over = true;
                 step
             }
             Some(Cut::Reset) => self.refuse(Direction::Response),
-            None => {
-                self.forwarded += emit.len() as u64;
-                match trailers {
-                    Some(trailers) => {
-                        self.judge_response_trailers(trailers);
-                        self.end_with_trailers(emit.into())
-                    }
-                    None if end => self.answer(Direction::Response, reply::streamed(emit.into(), true), true),
-                    None => {
-                        self.response_side = Side::Scan { scanner, held };
-                        if emit.is_empty() {
-                            return self.wait(Direction::Response);
-                        }
-                        self.answer(Direction::Response, reply::streamed(emit.into(), false), false)
+            None => match trailers {
+                Some(trailers) => {
+                    self.judge_response_trailers(trailers);
+                    self.end_with_trailers(emit.into())
+                }
+                None if end => self.forward(emit.into(), true),
+                None => {
+                    self.response_side = Side::Scan { scanner, held };
+                    if emit.is_empty() {
+                        self.wait(Direction::Response)
+                    } else {
+                        self.forward(emit.into(), false)
                     }
                 }
-            }
+            },
         }
+    }
+
+    /// Forwards bytes of a response; from then on it can be cut, but no longer refused.
+    fn forward(&mut self, bytes: Bytes, end: bool) -> Step {
+        self.forwarded += bytes.len() as u64;
+        self.answer(Direction::Response, reply::streamed(bytes, end), end)
     }
 
     /// The end of a forwarded body, then its trailers: the order in which Envoy wants them.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use jiff::Timestamp;
-use sallyport_engine::{Code, Decision, ResponseHead, TransportFailure, Verdict};
+use sallyport_engine::{Code, Decision, RequestHead, ResponseHead, TransportFailure, Verdict};
 use sallyport_proto::ext_proc::{BodySendMode, HttpTrailers, ProcessingRequest, ProcessingResponse};
 
 use super::Exchange;
@@ -12,7 +12,7 @@ use crate::head;
 use crate::judge::{Judge, guarded};
 use crate::observer::{self, Direction};
 use crate::reply;
-use crate::tally::{Tally, merge};
+use crate::tally::Tally;
 
 impl Exchange {
     /// Asks the judge about a head or trailers.
@@ -27,12 +27,20 @@ impl Exchange {
         verdict
     }
 
-    /// Judges trailers, which are headers that come late.
+    /// Judges trailers: headers that come late, and carry text as well as those.
+    pub(super) fn judge_request_trailers(&mut self, message: HttpTrailers) {
+        let headers = head::response(message.trailers).headers;
+        let trailers = RequestHead { headers, ..(*self.subject.request).clone() };
+        let verdict = self.ask(|judge, now| judge.request_head(&trailers, now));
+        self.request_tally.add(verdict);
+    }
+
+    /// Judges trailers, as above.
     pub(super) fn judge_response_trailers(&mut self, message: HttpTrailers) {
         let headers = head::response(message.trailers).headers;
         let trailers = ResponseHead { status: self.response.status, headers };
         let verdict = self.ask(|judge, now| judge.response_head(&self.subject.request, &trailers, now));
-        merge(&mut self.response_tally.verdict, verdict);
+        self.response_tally.add(verdict);
     }
 
     pub(super) fn side(&mut self, direction: Direction) -> &mut Side {
@@ -57,7 +65,11 @@ impl Exchange {
     /// Gives an answer that lets the message, or this part of it, pass; `done` with its last part.
     pub(super) fn answer(&mut self, direction: Direction, answer: ProcessingResponse, done: bool) -> Step {
         let mut answer = Box::new(answer);
-        answer.dynamic_metadata = reply::metadata(&self.tally(direction).verdict);
+        let enforced = self.enforce;
+        let tally = self.tally(direction);
+        if tally.news() {
+            answer.dynamic_metadata = reply::metadata(&tally.verdict, enforced);
+        }
         if self.account(direction, done) { Step::Answer(answer) } else { self.untraced() }
     }
 
@@ -90,7 +102,7 @@ impl Exchange {
     pub(super) fn fail(&mut self, direction: Direction, failure: TransportFailure) -> Step {
         let verdict = failure.verdict();
         let code = verdict.code.unwrap_or(Code::Internal);
-        merge(&mut self.tally(direction).verdict, verdict);
+        self.tally(direction).add(verdict);
         self.over = true;
         if self.account(direction, true) { Step::Fail(code) } else { self.untraced() }
     }
@@ -100,7 +112,7 @@ impl Exchange {
         if !self.enforce && matches!(self.side(direction), Side::Passing | Side::Answered) {
             return Step::Answer(Box::new(neutral));
         }
-        merge(&mut self.tally(direction).verdict, TransportFailure::ProtocolError.verdict());
+        self.tally(direction).failed(TransportFailure::ProtocolError);
         if self.enforce {
             return self.refuse(direction);
         }
@@ -146,7 +158,7 @@ impl Exchange {
                 continue;
             }
             if let Some(cause) = cause {
-                merge(&mut tally.verdict, cause.verdict());
+                tally.failed(cause);
             }
             if !tally.record(&subject, direction, enforce, false) {
                 tracing::error!("the observer failed on an abandoned message");

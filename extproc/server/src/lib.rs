@@ -6,6 +6,10 @@
 //! * `processing_mode`: headers `SEND`, bodies `NONE`, trailers `SKIP`; `allow_mode_override: true`,
 //!   `failure_mode_allow: false`, no `observability_mode`, no `send_body_without_waiting_for_header_response`.
 //!   The server asks for bodies and trailers itself, message by message.
+//! * Where the policy enforces, `envoy.filters.http.body_size_limit` before this filter, with
+//!   `max_request_bytes` at `limits.maxBodyBytes`, and buffer limits of listener and clusters not below that:
+//!   a longer body without a length, read while its headers wait for our answer, otherwise fills Envoy's
+//!   buffer before the body is asked for, and the request hangs there until `stream_idle_timeout`.
 //! * `metadata_options.receiving_namespaces.untyped: [sallyport]`, for the access log.
 //! * Where the listener stands for one upstream, gRPC initial metadata [`UPSTREAM_METADATA`]; where it ends
 //!   CONNECT tunnels and inspects what comes through, [`TUNNEL_METADATA`] on the CONNECT route.

@@ -155,8 +155,10 @@ where
 impl<In> Drop for Driver<In> {
     /// What passed is judged also where nobody came back for the next answer.
     fn drop(&mut self) {
-        if let Some(note) = self.note.take() {
-            note.run();
+        let Some(note) = self.note.take() else { return };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(|| note.run())),
+            Err(_) => note.run(),
         }
     }
 }

@@ -268,3 +268,34 @@ async fn an_exchange_that_is_open_at_shutdown_may_end_in_peace() {
     tokio::time::timeout(DEADLINE, rig.served).await.unwrap().unwrap().unwrap();
     assert!(started.elapsed() < Duration::from_secs(5), "the drain ends with the last exchange");
 }
+
+#[tokio::test]
+async fn the_baseline_asks_for_the_same_and_decides_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let path = socket.clone();
+    let served = tokio::spawn(async move {
+        let shutdown = async {
+            let _ = stopped.await;
+        };
+        sallyport_extproc::noop::serve_noop(&path, shutdown).await
+    });
+    while !socket.exists() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let rig = Rig::start(words());
+    let (mut noop, mut real) = (Call::open(&socket, &[]).await, rig.call().await);
+    for message in [
+        request_headers(&[], false),
+        request_body("hello", true),
+        response_headers(&[], false),
+        response_body("one\n", false),
+        response_body("two", true),
+    ] {
+        assert_eq!(noop.ask_line(message.clone()).await, real.ask_line(message).await);
+    }
+    assert!(noop.ask_line(request_headers(&[("x", "BLOCK")], true)).await.starts_with("request headers"));
+    drop((noop, stop));
+    tokio::time::timeout(DEADLINE, served).await.unwrap().unwrap().unwrap();
+}

@@ -6,6 +6,7 @@
 
 pub mod finding;
 pub mod message;
+pub mod validate;
 pub mod verdict;
 
 mod engine;

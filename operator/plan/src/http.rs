@@ -69,7 +69,6 @@ pub(crate) fn manager(spec: &AgentPolicySpec, settings: &Settings, buffer: u32, 
             // internal, all are.
             "generate_request_id": true,
             "preserve_external_request_id": false,
-            "always_set_request_id_in_response": true,
             "use_remote_address": true,
             "internal_address_config": {"unix_sockets": false, "cidr_ranges": [
                 {"address_prefix": "192.0.2.255", "prefix_len": 32},

@@ -15,7 +15,7 @@ use crate::decide::egress;
 use crate::finding::{Category, Finding, Surface};
 use crate::message::{RequestHead, ResponseHead};
 use crate::detect::{Detector, Item};
-use crate::rules::{Scanner, shipped};
+use crate::rules::shipped;
 use crate::verdict::{BodyVerdict, Code, Decision, Protocol, Verdict};
 
 /// Why a policy could not be compiled.

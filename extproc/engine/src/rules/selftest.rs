@@ -65,3 +65,21 @@ fn finds(detector: &Detector, surface: Surface, text: &str) -> bool {
     }
     !detector.find(&ex).is_empty()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::shipped;
+    use super::*;
+
+    #[test]
+    fn every_shipped_rule_passes_its_own_tests() {
+        let mut failures = Vec::new();
+        let mut rules = 0;
+        for pack in shipped().unwrap() {
+            let report = run_tests(pack);
+            rules += pack.rules.len();
+            failures.extend(report.failures.into_iter().map(|f| format!("{}: {f}", pack.pack)));
+        }
+        assert!(failures.is_empty(), "{} of {rules} rules:\n{}", failures.len(), failures.join("\n"));
+    }
+}

@@ -1,0 +1,68 @@
+//! Regenerates the vendored protobuf code: `main OUT_DIR`. Pure Rust, no protoc.
+//!
+//! The .proto tree is the one inside the `envoy-types` crate, which this tool depends on for its files only.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+/// What is generated, with everything it imports.
+const ROOTS: [&str; 1] = ["envoy/service/ext_proc/v3/external_processor.proto"];
+
+/// Files that only carry annotations: nothing generated here reads them.
+const DROPPED: [&str; 5] =
+    ["validate/", "udpa/", "xds/annotations", "envoy/annotations", "google/protobuf/descriptor"];
+
+/// Fields that are handed on without a copy from the HTTP/2 frame they came in, and to the one they leave in.
+const BYTES: [&str; 5] = [
+    "envoy.service.ext_proc.v3.HttpBody.body",
+    "envoy.service.ext_proc.v3.StreamedBodyResponse.body",
+    "envoy.service.ext_proc.v3.BodyMutation.body",
+    "envoy.service.ext_proc.v3.ImmediateResponse.body",
+    "envoy.config.core.v3.HeaderValue.raw_value",
+];
+
+fn main() -> Result<()> {
+    let out: PathBuf = std::env::args_os().nth(1).context("usage: sallyport-proto-gen OUT_DIR")?.into();
+    let protos = proto_tree()?;
+    let includes = ["data-plane-api", "xds", "googleapis", "protoc-gen-validate"].map(|d| protos.join(d));
+    let mut files = protox::compile(ROOTS, includes)?;
+    files.file.retain(|f| !DROPPED.iter().any(|d| f.name().starts_with(d)));
+    for file in &mut files.file {
+        // Envoy's comments are reStructuredText; as rustdoc they are thousands of lines of broken links.
+        file.source_code_info = None;
+    }
+    std::fs::create_dir_all(&out)?;
+    let mut config = prost_build::Config::new();
+    config.bytes(BYTES);
+    tonic_prost_build::configure()
+        .build_server(true)
+        .build_client(true)
+        .build_transport(false)
+        .out_dir(&out)
+        .include_file("mod.rs")
+        .compile_fds_with_config(files, config)?;
+    Ok(())
+}
+
+/// Where cargo put the sources of `envoy-types`.
+fn proto_tree() -> Result<PathBuf> {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--locked", "--format-version=1", "--manifest-path"])
+        .arg(manifest)
+        .output()
+        .context("can't run cargo metadata")?;
+    anyhow::ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let path = metadata["packages"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .find(|p| p["name"] == "envoy-types")
+        .and_then(|p| p["manifest_path"].as_str())
+        .context("envoy-types is not among the dependencies")?;
+    Ok(Path::new(path).parent().context("a manifest has a directory")?.join("proto"))
+}

@@ -1,1 +1,36 @@
-//! Placeholder.
+//! The sidecar's process: answers Envoy's external processing filter on a unix socket.
+//!
+//! Envoy asks about every HTTP exchange on a gRPC stream of its own; an [`exchange::Exchange`] reads what
+//! comes, asks the engine, and says what Envoy is to do. What Envoy must be configured to:
+//!
+//! * `processing_mode`: headers `SEND`, bodies `NONE`, trailers `SKIP`; `allow_mode_override: true`,
+//!   `failure_mode_allow: false`, no `observability_mode`, no `send_body_without_waiting_for_header_response`.
+//!   The server asks for bodies and trailers itself, message by message.
+//! * `metadata_options.receiving_namespaces.untyped: [sallyport]`, for the access log.
+//! * Where the listener stands for one upstream, gRPC initial metadata [`UPSTREAM_METADATA`]; where it ends
+//!   CONNECT tunnels and inspects what comes through, [`TUNNEL_METADATA`] on the CONNECT route.
+//!
+//! What is not guaranteed: a peer that can write to the socket can do as Envoy can. It is made with mode 0600.
+
+pub mod cli;
+pub mod exchange;
+pub mod noop;
+pub mod observer;
+pub mod watchdog;
+
+mod budget;
+mod coding;
+mod head;
+mod judge;
+mod reply;
+mod server;
+mod socket;
+mod stream;
+mod tally;
+
+pub use budget::Budget;
+pub use head::Upstream;
+pub use judge::{Judge, Scan};
+pub use observer::{Direction, LogObserver, Observer, Record};
+pub use reply::{DECISION_HEADER, METADATA_NAMESPACE};
+pub use server::{Config, Policy, Server, TUNNEL_METADATA, UPSTREAM_METADATA};

@@ -1,0 +1,186 @@
+//! How messages and exchanges end: answered, refused, failed, settled or abandoned.
+
+use std::time::Instant;
+
+use jiff::Timestamp;
+use sallyport_engine::{Code, Decision, ResponseHead, TransportFailure, Verdict};
+use sallyport_proto::ext_proc::{BodySendMode, HttpTrailers, ProcessingRequest, ProcessingResponse};
+
+use super::Exchange;
+use super::step::{Settled, Side, Step};
+use crate::head;
+use crate::judge::{Judge, guarded};
+use crate::observer::{self, Direction};
+use crate::reply;
+use crate::tally::{Tally, merge};
+
+impl Exchange {
+    /// Asks the judge about a head or trailers.
+    pub(super) fn ask(&self, question: impl FnOnce(&dyn Judge, Timestamp) -> Verdict) -> Verdict {
+        let mut verdict =
+            guarded(|| question(&*self.cx.judge, Timestamp::now())).unwrap_or_else(TransportFailure::verdict);
+        if verdict.decision == Decision::Redact {
+            // Only bodies can be rewritten. To pass the original instead would be to leak it.
+            verdict.decision = Decision::Block;
+            verdict.code = Some(Code::PolicyDenied);
+        }
+        verdict
+    }
+
+    /// Judges trailers, which are headers that come late.
+    pub(super) fn judge_response_trailers(&mut self, message: HttpTrailers) {
+        let headers = head::response(message.trailers).headers;
+        let trailers = ResponseHead { status: self.response.status, headers };
+        let verdict = self.ask(|judge, now| judge.response_head(&self.subject.request, &trailers, now));
+        merge(&mut self.response_tally.verdict, verdict);
+    }
+
+    pub(super) fn side(&mut self, direction: Direction) -> &mut Side {
+        match direction {
+            Direction::Request => &mut self.request_side,
+            Direction::Response => &mut self.response_side,
+        }
+    }
+
+    pub(super) fn tally(&mut self, direction: Direction) -> &mut Tally {
+        match direction {
+            Direction::Request => &mut self.request_tally,
+            Direction::Response => &mut self.response_tally,
+        }
+    }
+
+    /// Whether the message must be refused, as far as is known.
+    pub(super) fn refuses(&mut self, direction: Direction) -> bool {
+        self.enforce && self.tally(direction).verdict.decision.refuses()
+    }
+
+    /// Gives an answer that lets the message, or this part of it, pass; `done` with its last part.
+    pub(super) fn answer(&mut self, direction: Direction, answer: ProcessingResponse, done: bool) -> Step {
+        let mut answer = Box::new(answer);
+        answer.dynamic_metadata = reply::metadata(&self.tally(direction).verdict);
+        if self.account(direction, done) { Step::Answer(answer) } else { self.untraced() }
+    }
+
+    /// Gives no answer yet.
+    pub(super) fn wait(&mut self, direction: Direction) -> Step {
+        let started = self.started;
+        self.tally(direction).busy += started.elapsed();
+        Step::Wait
+    }
+
+    /// Refuses the message with an answer of our own, or by an error where part of it has left.
+    pub(super) fn refuse(&mut self, direction: Direction) -> Step {
+        let code = observer::code(&self.tally(direction).verdict).unwrap_or(Code::Internal);
+        self.over = true;
+        if !self.account(direction, true) {
+            return self.untraced();
+        }
+        if self.forwarded > 0 {
+            return Step::Fail(code);
+        }
+        let verdict = match direction {
+            Direction::Request => &self.request_tally.verdict,
+            Direction::Response => &self.response_tally.verdict,
+        };
+        let (request, call) = (&self.subject.request, &self.request_tally.protocol);
+        Step::Answer(Box::new(reply::refuse(verdict, direction, request, &self.subject.id, call)))
+    }
+
+    /// Ends the stream by an error: there is no answer that Envoy would take.
+    pub(super) fn fail(&mut self, direction: Direction, failure: TransportFailure) -> Step {
+        let verdict = failure.verdict();
+        let code = verdict.code.unwrap_or(Code::Internal);
+        merge(&mut self.tally(direction).verdict, verdict);
+        self.over = true;
+        if self.account(direction, true) { Step::Fail(code) } else { self.untraced() }
+    }
+
+    /// A message that can't come where it came. Enforce refuses; Observe passes it by `neutral`.
+    pub(super) fn disorder(&mut self, direction: Direction, neutral: ProcessingResponse) -> Step {
+        if !self.enforce && matches!(self.side(direction), Side::Passing | Side::Answered) {
+            return Step::Answer(Box::new(neutral));
+        }
+        merge(&mut self.tally(direction).verdict, TransportFailure::ProtocolError.verdict());
+        if self.enforce {
+            return self.refuse(direction);
+        }
+        *self.side(direction) = Side::Passing;
+        self.answer(direction, neutral, true)
+    }
+
+    /// Accounts for the time since the message came; writes the record with its last part.
+    fn account(&mut self, direction: Direction, done: bool) -> bool {
+        let tally = match direction {
+            Direction::Request => &mut self.request_tally,
+            Direction::Response => &mut self.response_tally,
+        };
+        tally.busy += self.started.elapsed();
+        !done || tally.record(&self.subject, direction, self.enforce, true)
+    }
+
+    /// The observer failed: a decision that leaves no trace is not carried out.
+    fn untraced(&mut self) -> Step {
+        tracing::error!("the observer failed; the exchange is ended");
+        self.over = true;
+        Step::Fail(Code::Internal)
+    }
+
+    /// Proof that nothing is left unanswered, if that is so: every part of a message that came was
+    /// answered, none is held back, and no body that we asked for is still to come.
+    pub fn settle(&self) -> Option<Settled> {
+        let open = |side: &Side| !matches!(side, Side::Headers | Side::Answered | Side::Passing);
+        let settled = self.over || !(open(&self.request_side) || open(&self.response_side));
+        settled.then_some(Settled(()))
+    }
+
+    /// Writes the records of messages that will not be seen to their end. Without a `cause` a peer went
+    /// away, which is no decision.
+    pub fn abandon(&mut self, cause: Option<TransportFailure>) {
+        self.over = true;
+        self.started = Instant::now();
+        let subject = self.subject.clone();
+        for direction in [Direction::Request, Direction::Response] {
+            let enforce = self.enforce;
+            let tally = self.tally(direction);
+            if !tally.open {
+                continue;
+            }
+            if let Some(cause) = cause {
+                merge(&mut tally.verdict, cause.verdict());
+            }
+            if !tally.record(&subject, direction, enforce, false) {
+                tracing::error!("the observer failed on an abandoned message");
+            }
+        }
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        self.abandon(None);
+    }
+}
+
+/// A tunnel that the engine did not refuse is refused here: its bytes could not be inspected.
+pub(super) fn tunnel_denied() -> Verdict {
+    Verdict {
+        decision: Decision::Block,
+        code: Some(Code::TunnelDenied),
+        message: "the connection would become a tunnel, whose bytes can't be inspected".to_owned(),
+        ..Verdict::default()
+    }
+}
+
+/// What in Envoy's configuration would let bytes pass before or without our answer.
+pub(super) fn unenforceable(message: &ProcessingRequest) -> Option<&'static str> {
+    if message.observability_mode {
+        return Some("observability_mode: Envoy does not wait for answers");
+    }
+    let config = message.protocol_config?;
+    if config.send_body_without_waiting_for_header_response {
+        return Some("send_body_without_waiting_for_header_response: Envoy ignores our choice of body mode");
+    }
+    let modes = [config.request_body_mode, config.response_body_mode];
+    let held = |mode: &i32| [BodySendMode::None, BodySendMode::Buffered].iter().any(|m| *m as i32 == *mode);
+    (!modes.iter().all(held)).then_some("a body mode that is neither NONE nor BUFFERED")
+}

@@ -1,0 +1,124 @@
+//! What goes into an exchange and what comes out of it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use sallyport_engine::{Code, TransportFailure};
+use sallyport_proto::ext_proc::{HttpTrailers, ProcessingResponse};
+
+use crate::budget::{Budget, Held};
+use crate::head::Upstream;
+use crate::judge::{Job, Judge, Judged, Scan};
+use crate::observer::{Direction, Observer};
+use crate::tally::{Subject, Tally};
+
+/// What an exchange needs from the process it runs in, and from the listener it came through.
+#[derive(Clone)]
+pub struct Context {
+    /// Who decides; the same from the first message of an exchange to its last.
+    pub judge: Arc<dyn Judge>,
+    /// Who is told.
+    pub observer: Arc<dyn Observer>,
+    /// What may be held.
+    pub budget: Arc<Budget>,
+    /// The destination, where the listener and not the client names it.
+    pub upstream: Option<Upstream>,
+    /// Whether the listener ends CONNECT tunnels itself and inspects what comes through them.
+    pub tunnels_inspected: bool,
+}
+
+/// What is to be done after a message.
+#[derive(Debug)]
+#[must_use]
+pub enum Step {
+    /// Answer.
+    Answer(Box<ProcessingResponse>),
+    /// Answer twice: the end of a body, then its trailers.
+    AnswerTwice(Box<[ProcessingResponse; 2]>),
+    /// Nothing to answer yet.
+    Wait,
+    /// Run this, hand the outcome to [`super::Exchange::judged`].
+    Judge(Box<Work>),
+    /// Answer first, then run this aside: nobody waits for its outcome.
+    AnswerThenNote(Box<ProcessingResponse>, Box<Note>),
+    /// End the stream with an error, so that Envoy ends the exchange.
+    Fail(Code),
+}
+
+/// A body to be judged.
+#[derive(Debug)]
+pub struct Work(pub(super) Job);
+
+impl Work {
+    /// Bytes that will be looked at, at most.
+    pub fn weight(&self) -> usize {
+        self.0.weight()
+    }
+
+    /// Does the work, on whatever thread.
+    pub fn run(self) -> Outcome {
+        Outcome(self.0.run())
+    }
+}
+
+/// What came of [`Work`].
+pub struct Outcome(pub(super) Result<Judged, TransportFailure>);
+
+impl From<TransportFailure> for Outcome {
+    fn from(failure: TransportFailure) -> Self {
+        Self(Err(failure))
+    }
+}
+
+/// A body that already passed, to be judged for the record.
+pub struct Note {
+    pub(super) job: Result<Job, TransportFailure>,
+    pub(super) tally: Tally,
+    pub(super) subject: Subject,
+    pub(super) direction: Direction,
+}
+
+impl Note {
+    /// Judges and writes the record.
+    pub fn run(mut self) {
+        let started = Instant::now();
+        let judged = self.job.and_then(Job::run);
+        self.tally.body(judged.map(|j| j.verdict));
+        self.tally.busy += started.elapsed();
+        if !self.tally.record(&self.subject, self.direction, false, true) {
+            tracing::error!("the observer failed on a message that had passed");
+        }
+    }
+}
+
+impl std::fmt::Debug for Note {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Note").field("direction", &self.direction).finish_non_exhaustive()
+    }
+}
+
+/// Proof that nothing is left unanswered. Only [`super::Exchange::settle`] makes one, and only with one can the
+/// stream end as OK: Envoy reads such an end as "not interested" and lets everything pass.
+#[derive(Debug)]
+pub struct Settled(pub(super) ());
+
+/// Where one direction stands.
+pub(super) enum Side {
+    /// Its headers have not come.
+    Headers,
+    /// Its body will come in one message.
+    Whole { held: Held },
+    /// Its chunks are scanned as they come and forwarded as they pass.
+    Scan { scanner: Box<dyn Scan>, held: Held },
+    /// Its chunks are held to the end, because they must be decoded as a whole.
+    Hold { body: Vec<u8>, held: Held },
+    /// Observe: its chunks pass, and a copy is kept until the end.
+    Copy { body: Vec<u8>, held: Held, lost: Option<TransportFailure> },
+    /// Its body is with the judge; the trailers, if any, wait for that.
+    /// `last`: nothing comes after it.
+    Judging { whole: bool, last: bool, trailers: Option<HttpTrailers> },
+    /// Its body is answered; trailers may come.
+    Answered,
+    /// Observe: its record is written, and what still comes passes.
+    Passing,
+}

@@ -1,0 +1,144 @@
+//! What is told about every message that was decided: the seam for receipts, metrics and logs.
+
+use sallyport_engine::{Code, Decision, Protocol, Verdict};
+
+/// Which way a message went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// From the agent.
+    Request,
+    /// To the agent.
+    Response,
+}
+
+impl Direction {
+    /// The direction's name in logs and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Request => "request",
+            Self::Response => "response",
+        }
+    }
+}
+
+/// One message and what became of it. Holds no payload, no header and no query.
+#[derive(Clone, Copy, Debug)]
+pub struct Record<'a> {
+    /// Envoy's id of the request; empty where it gave none.
+    pub request_id: &'a str,
+    /// Which message of the exchange.
+    pub direction: Direction,
+    /// The request's method.
+    pub method: &'a str,
+    /// The request's host.
+    pub host: &'a str,
+    /// The request's path, without its query.
+    pub path: &'a str,
+    /// The decision with everything behind it, of head, body and trailers together.
+    pub verdict: &'a Verdict,
+    /// Whether the decision was carried out (`Enforce`) or only noted (`Observe`).
+    pub enforced: bool,
+    /// Whether the message was seen to its end. One that was not, because a peer went away or the process
+    /// is going to, was not forwarded beyond what had been decided.
+    pub complete: bool,
+    /// What the body turned out to be.
+    pub protocol: &'a Protocol,
+    /// Bytes of body that arrived.
+    pub bytes: u64,
+    /// The most bytes of this message that were held at once.
+    pub held: usize,
+    /// Microseconds the message spent in the filter.
+    pub micros: u64,
+}
+
+impl<'a> Record<'a> {
+    /// The error code of a refused message.
+    pub fn code(&self) -> Option<Code> {
+        code(self.verdict)
+    }
+
+    /// The ids of the rules that found something, each once.
+    pub fn rules(&self) -> Vec<&'a str> {
+        rules(self.verdict)
+    }
+
+    /// The ids of the policies behind the decision.
+    pub fn policies(&self) -> Vec<&'a str> {
+        policies(self.verdict)
+    }
+
+    /// The protocol's name in logs and metrics.
+    pub fn protocol_name(&self) -> &'static str {
+        match self.protocol {
+            Protocol::Unknown => "unknown",
+            Protocol::Chat => "chat",
+            Protocol::Mcp { .. } => "mcp",
+        }
+    }
+}
+
+/// The code of a verdict that refuses. An engine that gives none still refuses by policy.
+pub(crate) fn code(verdict: &Verdict) -> Option<Code> {
+    match verdict.decision {
+        Decision::Hold => Some(verdict.code.unwrap_or(Code::Held)),
+        Decision::Block => Some(verdict.code.unwrap_or(Code::PolicyDenied)),
+        _ => None,
+    }
+}
+
+pub(crate) fn rules(verdict: &Verdict) -> Vec<&str> {
+    let mut rules: Vec<&str> = verdict.findings.iter().map(|f| f.rule.as_str()).collect();
+    rules.sort_unstable();
+    rules.dedup();
+    rules
+}
+
+pub(crate) fn policies(verdict: &Verdict) -> Vec<&str> {
+    let mut policies: Vec<&str> = verdict.reasons.iter().map(|r| r.policy.as_str()).collect();
+    policies.sort_unstable();
+    policies.dedup();
+    policies
+}
+
+/// Told of every message that was decided.
+///
+/// Called on the thread that answers Envoy, before the answer leaves: return at once. One that panics
+/// makes the exchange fail, because a decision that leaves no trace is not wanted.
+pub trait Observer: Send + Sync + 'static {
+    /// Takes note of one message.
+    fn record(&self, record: &Record<'_>);
+}
+
+/// Writes one log line per message.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LogObserver;
+
+impl Observer for LogObserver {
+    fn record(&self, record: &Record<'_>) {
+        let code = record.code().map_or("", Code::as_str);
+        macro_rules! line {
+            ($level:ident) => {
+                tracing::$level!(
+                    target: "sallyport::verdict",
+                    request_id = record.request_id,
+                    direction = record.direction.as_str(),
+                    method = record.method,
+                    host = record.host,
+                    path = record.path,
+                    decision = record.verdict.decision.as_str(),
+                    enforced = record.enforced,
+                    complete = record.complete,
+                    code,
+                    rules = record.rules().join(","),
+                    policies = record.policies().join(","),
+                    score = record.verdict.score,
+                    protocol = record.protocol_name(),
+                    bytes = record.bytes,
+                    held = record.held,
+                    micros = record.micros,
+                )
+            };
+        }
+        if record.verdict.decision.refuses() { line!(warn) } else { line!(info) }
+    }
+}

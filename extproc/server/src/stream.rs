@@ -1,0 +1,203 @@
+//! Carries the steps of an [`Exchange`] out on a gRPC stream.
+//!
+//! The one thing this file is for: the stream never ends as OK before its verdict. [`Turn::Over`] is the
+//! only way to end it so, and it takes a [`Settled`], which only a settled exchange gives.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{FutureExt, Stream, StreamExt, stream};
+use sallyport_engine::{Code, TransportFailure};
+use sallyport_proto::ext_proc::{ProcessingRequest, ProcessingResponse};
+use tokio::sync::watch;
+use tonic::Status;
+
+use crate::exchange::{Exchange, Note, Outcome, Settled, Step, Work};
+
+/// Scans of more than this leave the thread that answers Envoy: at some 200 MB/s they would keep every
+/// other exchange waiting for more than a millisecond.
+const INLINE_SCAN_BYTES: usize = 256 << 10;
+
+/// How far the process is from its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Phase {
+    #[default]
+    Running,
+    /// New exchanges are turned away, open ones go on.
+    Draining,
+    /// Open exchanges are ended by errors.
+    Halting,
+}
+
+/// What comes next on the stream to Envoy.
+enum Turn {
+    Answer(Box<ProcessingResponse>),
+    /// Never OK; see [`status`].
+    Fail(Status),
+    Over(Settled),
+}
+
+struct Driver<In> {
+    inbound: In,
+    exchange: Exchange,
+    phase: watch::Receiver<Phase>,
+    scan_timeout: Duration,
+    /// The second half of a step that answers twice.
+    queued: Option<Box<ProcessingResponse>>,
+    /// To be judged once the answer before it has left.
+    note: Option<Box<Note>>,
+}
+
+/// The answers to one stream of messages.
+pub(crate) fn answers<In>(
+    inbound: In,
+    exchange: Exchange,
+    phase: watch::Receiver<Phase>,
+    scan_timeout: Duration,
+) -> impl Stream<Item = Result<ProcessingResponse, Status>> + Send
+where
+    In: Stream<Item = Result<ProcessingRequest, Status>> + Send + Unpin,
+{
+    let driver = Driver { inbound, exchange, phase, scan_timeout, queued: None, note: None };
+    // Boxed, because a stream's state is moved in and out of every turn.
+    stream::unfold(Some(Box::new(driver)), |driver| async {
+        // After an error the stream says so again, should anybody ask: `None` would mean OK.
+        let Some(mut driver) = driver else {
+            return Some((Err(Status::aborted("the exchange has failed")), None));
+        };
+        // The judge's and the observer's panics are caught where they are called. This net is for ours.
+        let turn = AssertUnwindSafe(driver.turn()).catch_unwind().await.unwrap_or_else(|_| {
+            driver.exchange.abandon(Some(TransportFailure::Internal));
+            Turn::Fail(status(Code::Internal))
+        });
+        match turn {
+            Turn::Answer(answer) => Some((Ok(*answer), Some(driver))),
+            Turn::Fail(status) => Some((Err(status), None)),
+            Turn::Over(Settled { .. }) => None,
+        }
+    })
+}
+
+// === impl Driver ===
+
+impl<In> Driver<In>
+where
+    In: Stream<Item = Result<ProcessingRequest, Status>> + Send + Unpin,
+{
+    async fn turn(&mut self) -> Turn {
+        if let Some(answer) = self.queued.take() {
+            return Turn::Answer(answer);
+        }
+        if let Some(note) = self.note.take() {
+            tokio::task::spawn_blocking(|| note.run());
+        }
+        loop {
+            let message = tokio::select! {
+                biased;
+                () = halting(&mut self.phase) => return self.halt(),
+                message = self.inbound.next() => message,
+            };
+            let mut step = match message {
+                Some(Ok(message)) => self.exchange.take(message),
+                Some(Err(error)) => {
+                    tracing::debug!(code = ?error.code(), "Envoy ended the exchange: {}", error.message());
+                    self.exchange.abandon(None);
+                    return Turn::Fail(Status::aborted("the exchange was given up"));
+                }
+                None => {
+                    if let Some(settled) = self.exchange.settle() {
+                        return Turn::Over(settled);
+                    }
+                    self.exchange.abandon(None);
+                    return Turn::Fail(Status::aborted("the exchange ended before its verdict"));
+                }
+            };
+            loop {
+                match step {
+                    Step::Answer(answer) => return Turn::Answer(answer),
+                    Step::AnswerTwice(answers) => {
+                        let [first, second] = *answers;
+                        self.queued = Some(Box::new(second));
+                        return Turn::Answer(Box::new(first));
+                    }
+                    Step::AnswerThenNote(answer, note) => {
+                        self.note = Some(note);
+                        return Turn::Answer(answer);
+                    }
+                    Step::Wait => break,
+                    Step::Fail(code) => return Turn::Fail(status(code)),
+                    Step::Judge(work) => {
+                        let outcome = tokio::select! {
+                            biased;
+                            () = halting(&mut self.phase) => return self.halt(),
+                            outcome = judge(*work, self.scan_timeout) => outcome,
+                        };
+                        step = self.exchange.judged(outcome);
+                    }
+                }
+            }
+        }
+    }
+
+    fn halt(&mut self) -> Turn {
+        self.exchange.abandon(Some(TransportFailure::ShuttingDown));
+        Turn::Fail(status(Code::ShuttingDown))
+    }
+}
+
+impl<In> Drop for Driver<In> {
+    /// What passed is judged also where nobody came back for the next answer.
+    fn drop(&mut self) {
+        if let Some(note) = self.note.take() {
+            note.run();
+        }
+    }
+}
+
+/// Comes back when open exchanges are to end, also when whoever would say so is gone.
+async fn halting(phase: &mut watch::Receiver<Phase>) {
+    let _ = phase.wait_for(|p| *p == Phase::Halting).await;
+}
+
+/// Small bodies are judged where we are: handing them over would cost more than the scan.
+async fn judge(work: Work, timeout: Duration) -> Outcome {
+    if work.weight() <= INLINE_SCAN_BYTES {
+        return work.run();
+    }
+    let scan = tokio::task::spawn_blocking(|| work.run());
+    match tokio::time::timeout(timeout, scan).await {
+        Ok(Ok(outcome)) => outcome,
+        // Cancelled: the runtime is going down.
+        Ok(Err(_)) => TransportFailure::Internal.into(),
+        Err(_) => TransportFailure::ScanTimeout.into(),
+    }
+}
+
+/// The error that Envoy sees; it answers its client itself, by its `status_on_error`. Never OK.
+pub(crate) fn status(code: Code) -> Status {
+    match code {
+        Code::Overloaded | Code::ShuttingDown => Status::unavailable(code.as_str()),
+        Code::Internal | Code::PolicyError => Status::internal(code.as_str()),
+        Code::ScanTimeout => Status::deadline_exceeded(code.as_str()),
+        Code::BadUrl
+        | Code::BadEncoding
+        | Code::BodyTooLarge
+        | Code::EgressDenied
+        | Code::Held
+        | Code::PolicyDenied
+        | Code::ProtocolError
+        | Code::TunnelDenied => Status::aborted(code.as_str()),
+    }
+}
+
+/// Turns an exchange away before it begins.
+pub(crate) fn turned_away(phase: &watch::Receiver<Phase>) -> Option<Status> {
+    (*phase.borrow() != Phase::Running).then(|| status(Code::ShuttingDown))
+}
+
+/// Kept apart for the type that tonic asks to be named.
+pub(crate) type Answers = std::pin::Pin<Box<dyn Stream<Item = Result<ProcessingResponse, Status>> + Send>>;
+
+/// Who decides for exchanges that begin from now on; see [`crate::Policy`].
+pub(crate) type JudgeSlot = watch::Sender<Arc<dyn crate::judge::Judge>>;

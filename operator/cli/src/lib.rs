@@ -5,11 +5,15 @@
 // A test may stop at what it did not expect; the commands may not.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::float_cmp))]
 
+mod admin;
+mod envoy;
 mod eval;
 mod machine;
 mod policy;
+mod rundir;
 mod scan;
 mod table;
+mod up;
 
 use std::process::ExitCode;
 
@@ -36,15 +40,21 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Up(up::Args),
     Scan(scan::Args),
     Eval(eval::Args),
+    /// Becomes another program, tied to the life of its parent
+    #[command(hide = true)]
+    Tether(envoy::Tether),
 }
 
 /// Parses the command line, runs the command, and says how it went.
 pub fn run() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Up(args) => up::run(&args),
         Command::Scan(args) => scan::run(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Tether(args) => args.run(),
     };
     match outcome {
         Ok(code) => code,

@@ -216,3 +216,46 @@ impl TransportFailure {
         }
     }
 }
+
+/// The body of the error that a refused client gets: a JSON object with `error`, or, where an MCP call
+/// with an id is answered, a JSON-RPC error that carries the same object as its data.
+pub fn error_body(verdict: &Verdict, request_id: &str, answers: &Protocol) -> String {
+    #[derive(Serialize)]
+    struct Error<'a> {
+        code: &'static str,
+        decision: &'static str,
+        rules: Vec<&'a str>,
+        policies: Vec<&'a str>,
+        reason: &'a str,
+        request_id: &'a str,
+        message: String,
+    }
+    let code = verdict.code.unwrap_or(Code::PolicyDenied).as_str();
+    let mut rules: Vec<&str> = Vec::new();
+    for f in verdict.findings.iter().filter(|f| f.decision == verdict.decision) {
+        if !rules.contains(&f.rule.as_str()) {
+            rules.push(&f.rule);
+        }
+    }
+    let reasons = verdict.reasons.iter().filter(|r| r.decision == verdict.decision);
+    let error = Error {
+        code,
+        decision: verdict.decision.as_str(),
+        rules,
+        policies: reasons.map(|r| r.policy.as_str()).collect(),
+        reason: &verdict.message,
+        request_id,
+        message: format!("Sallyport refused this message: {}", verdict.message),
+    };
+    // Serialising strings and lists of strings can't fail.
+    let object = serde_json::to_string(&error).unwrap_or_else(|_| "{}".to_owned());
+    match answers {
+        Protocol::Mcp { id: Some(id) } => {
+            let message = serde_json::to_string(&error.message).unwrap_or_else(|_| "\"\"".to_owned());
+            format!(
+                "{{\"jsonrpc\":\"2.0\",\"id\":{id},\"error\":{{\"code\":-32001,\"message\":{message},\"data\":{object}}}}}"
+            )
+        }
+        _ => format!("{{\"error\":{object}}}"),
+    }
+}

@@ -1,0 +1,4 @@
+//! From findings to a decision.
+
+pub(crate) mod cedar;
+pub(crate) mod egress;

@@ -299,6 +299,8 @@ fn start_filter(kind: Filter, dir: &Path) -> Option<Child> {
         // Relative, so that a long TMPDIR can't exceed what a socket's path may have.
         .args(["--policy", "policy.yaml", "--socket", "run/extproc.sock"])
         .current_dir(dir)
+        // A panic must answer within the message timeout, not after the symbols of a debug build.
+        .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
         .stdout(log.try_clone().expect("a file descriptor"))
         .stderr(log)

@@ -1,6 +1,6 @@
 //! HTTP on both sides: the connection manager and the upstream protocol options.
 
-use sallyport_api::AgentPolicySpec;
+use sallyport_api::{AgentPolicySpec, Mode};
 use serde_json::{Value, json};
 
 use crate::access_log::access_log;
@@ -25,7 +25,18 @@ pub(crate) struct Manager<'a> {
 
 /// A connection manager with the filter in it.
 pub(crate) fn manager(spec: &AgentPolicySpec, settings: &Settings, buffer: u32, m: Manager<'_>) -> Value {
-    let mut filters = vec![ext_proc(spec, settings, m.name, m.upstream)];
+    let mut filters = Vec::new();
+    // A body that outgrows the buffer while the filter still judges the headers stops Envoy's reading, and
+    // a filter that then asks for the whole body waits for what is never read. So the size is bounded
+    // before it gets there. Observe holds no bodies, and must not refuse any.
+    if spec.mode == Mode::Enforce {
+        filters.push(extension(
+            "envoy.filters.http.body_size_limit",
+            "envoy.extensions.filters.http.body_size_limit.v3.BodySizeLimit",
+            json!({"max_request_bytes": buffer}),
+        ));
+    }
+    filters.push(ext_proc(spec, settings, m.name, m.upstream));
     filters.extend(m.filters);
     filters.push(extension(
         "envoy.filters.http.router",

@@ -1,8 +1,8 @@
 //! The bodies of what Envoy answers itself.
 //!
 //! A refused client reads one shape of error, whoever refused it. The filter's own refusals already have
-//! it; they pass through the same mappers, so every mapper below names what *Envoy* did and never goes by
-//! status alone, which the filter shares.
+//! it, and pass through the same mappers; what tells them apart is their `details`, which always begin
+//! with `sallyport_`. So no mapper goes by status alone. The first that matches is used.
 
 use serde_json::{Value, json};
 
@@ -61,6 +61,13 @@ pub(crate) fn local_reply() -> Value {
             &json!({"response_flag_filter": {"flags": ["DPE", "SI", "DT", "DC"]}}),
             codes::PROTOCOL_ERROR,
             "the request can't be read, or did not end in time",
+        ),
+        // What else Envoy says when it can't use an answer of the filter (out of order, a wrong length, a
+        // forbidden header) has a text of its own for every case.
+        mapper(
+            &details("response.code >= 500 && !response.code_details.startsWith('sallyport_')"),
+            codes::FILTER_UNAVAILABLE,
+            "the filter's answer could not be used, so the call was refused",
         ),
     ]})
 }

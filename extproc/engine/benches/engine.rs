@@ -2,7 +2,12 @@
 //!
 //! `cargo bench -p sallyport-engine`. Records with their machine stand in `docs/benchmarks/`.
 
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a bench may stop at what it did not expect")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a bench may stop at what it did not expect"
+)]
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -69,7 +74,10 @@ fn bodies(c: &mut Criterion) {
         host: "api.example.org".into(),
         port: 443,
         path: "/v1/chat/completions".into(),
-        headers: vec![("content-type".into(), "application/json".into()), ("user-agent".into(), "bench/1".into())],
+        headers: vec![
+            ("content-type".into(), "application/json".into()),
+            ("user-agent".into(), "bench/1".into()),
+        ],
     };
     let now = Timestamp::UNIX_EPOCH;
     let mut group = c.benchmark_group("chat_request");
@@ -84,8 +92,11 @@ fn bodies(c: &mut Criterion) {
         });
     }
     group.finish();
-    let events: Vec<String> =
-        (0..100).map(|i| format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"word{i} \"}}}}]}}\n\n")).collect();
+    let events: Vec<String> = (0..100)
+        .map(|i| {
+            format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"word{i} \"}}}}]}}\n\n")
+        })
+        .collect();
     c.bench_function("stream/100_events", |b| {
         b.iter_batched(
             || engine.response_stream(&head, &ResponseHead::default(), &Protocol::Chat),

@@ -5,9 +5,18 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use sallyport_api::AgentPolicySpec;
 
-use crate::finding::Surface;
+use crate::body::extract::{Body, Direction, Extracted, extract};
+use crate::body::head::{LONGEST_URL, header_segments, url_of, url_structure};
+use crate::body::redact::{self, Edit};
+use crate::body::segment::{Origin, Place, Role, Segment};
+use crate::body::stream::StreamScanner;
+use crate::decide::cedar::{Ask, Found, Policies};
+use crate::decide::egress;
+use crate::detect::{Detector, Item};
+use crate::finding::{Category, Finding, Surface};
 use crate::message::{RequestHead, ResponseHead};
-use crate::verdict::{BodyVerdict, StreamStep, Verdict};
+use crate::rules::shipped;
+use crate::verdict::{BodyVerdict, Code, Decision, Protocol, Verdict};
 
 /// Why a policy could not be compiled.
 #[derive(Debug, thiserror::Error)]
@@ -18,12 +27,45 @@ pub struct LoadError(pub String);
 #[derive(Debug)]
 pub struct Engine {
     spec: AgentPolicySpec,
+    detector: Detector,
+    policies: Policies,
+}
+
+/// What a message is besides its texts.
+struct Frame<'a> {
+    direction: Direction,
+    head: &'a RequestHead,
+    status: u16,
+    egress_allowed: bool,
+    tunnel: bool,
+    now: Timestamp,
 }
 
 impl Engine {
-    /// Compiles a policy.
+    /// Compiles a policy: packs, overrides and Cedar, each error with its place.
     pub fn new(spec: &AgentPolicySpec) -> Result<Self, LoadError> {
-        Ok(Self { spec: spec.clone() })
+        let packs = shipped().map_err(|e| LoadError(e.to_string()))?;
+        if let Some(wanted) = &spec.detection.packs {
+            for (i, name) in wanted.iter().enumerate() {
+                if !packs.iter().any(|p| p.pack == *name) {
+                    let names: Vec<&str> = packs.iter().map(|p| p.pack.as_str()).collect();
+                    return Err(LoadError(format!(
+                        "spec.detection.packs[{i}]: no pack is called `{name}`; there are {}",
+                        names.join(", ")
+                    )));
+                }
+            }
+        }
+        let on = |name: &str| {
+            name == "core" || spec.detection.packs.as_ref().is_none_or(|w| w.iter().any(|p| p == name))
+        };
+        let chosen = packs
+            .iter()
+            .filter(|p| on(&p.pack))
+            .flat_map(|p| p.rules.iter().map(|r| (p.pack.as_str(), r.clone())));
+        let detector = Detector::new(spec, chosen).map_err(LoadError)?;
+        let policies = Policies::new(spec).map_err(LoadError)?;
+        Ok(Self { spec: spec.clone(), detector, policies })
     }
 
     /// The policy this engine was compiled from.
@@ -31,72 +73,274 @@ impl Engine {
         &self.spec
     }
 
+    /// How many rules are on.
+    pub fn rule_count(&self) -> usize {
+        self.detector.rules.rules.len()
+    }
+
+    /// Bytes that the literal gate holds.
+    pub fn gate_bytes(&self) -> usize {
+        self.detector.rules.gate_bytes()
+    }
+
     /// Decides on a request's head: URL, headers, destination.
-    pub fn request_head(&self, _head: &RequestHead, _now: Timestamp) -> Verdict {
-        Verdict::default()
+    pub fn request_head(&self, head: &RequestHead, now: Timestamp) -> Verdict {
+        let url = url_of(head);
+        let mut ex = Extracted::default();
+        ex.structural.extend(url_structure(&url));
+        // A URL that is too long is refused for its length; reading it would be the attacker's gain.
+        if url.len() <= LONGEST_URL {
+            ex.segments.push(Segment::elsewhere(Surface::Url, Role::None, "url", &url));
+        }
+        header_segments(&mut ex, &head.headers);
+        let frame = Frame {
+            direction: Direction::Request,
+            head,
+            status: 0,
+            egress_allowed: egress::allows(&self.spec.egress, head),
+            tunnel: head.method == "CONNECT" || head.header("upgrade").is_some(),
+            now,
+        };
+        self.judge(&frame, &ex).0
     }
 
     /// Decides on a whole request body (decoded).
-    pub fn request_body(&self, _head: &RequestHead, _body: &[u8], _now: Timestamp) -> BodyVerdict {
-        BodyVerdict::default()
+    pub fn request_body(&self, head: &RequestHead, body: &[u8], now: Timestamp) -> BodyVerdict {
+        let frame = Frame {
+            direction: Direction::Request,
+            head,
+            status: 0,
+            egress_allowed: true,
+            tunnel: false,
+            now,
+        };
+        self.body(&frame, Surface::RequestBody, body)
     }
 
     /// Decides on a response's head.
-    pub fn response_head(
-        &self,
-        _request: &RequestHead,
-        _response: &ResponseHead,
-        _now: Timestamp,
-    ) -> Verdict {
-        Verdict::default()
+    pub fn response_head(&self, request: &RequestHead, response: &ResponseHead, now: Timestamp) -> Verdict {
+        let mut ex = Extracted::default();
+        header_segments(&mut ex, &response.headers);
+        self.judge(&Self::response_frame(request, response, now), &ex).0
     }
 
     /// Decides on a whole response body (decoded).
     pub fn response_body(
         &self,
-        _request: &RequestHead,
-        _response: &ResponseHead,
-        _body: &[u8],
-        _now: Timestamp,
+        request: &RequestHead,
+        response: &ResponseHead,
+        body: &[u8],
+        now: Timestamp,
     ) -> BodyVerdict {
-        BodyVerdict::default()
+        self.body(&Self::response_frame(request, response, now), Surface::ResponseBody, body)
     }
 
-    /// Opens a scanner for a response that is forwarded while it arrives.
+    /// Decides on a part of a streamed response, without the JSON strings whose bytes start at `skip`.
+    pub(crate) fn response_part(
+        &self,
+        request: &RequestHead,
+        response: &ResponseHead,
+        bytes: &[u8],
+        skip: &[usize],
+        now: Timestamp,
+    ) -> (Verdict, Vec<Edit>) {
+        let body = Body::new(bytes);
+        let mut ex = extract(&body, Direction::Response, Surface::ResponseBody);
+        ex.segments.retain(|s| match &s.origin {
+            Origin::Body { at, .. } => !skip.contains(at),
+            Origin::Elsewhere => true,
+        });
+        self.judge(&Self::response_frame(request, response, now), &ex)
+    }
+
+    fn response_frame<'a>(head: &'a RequestHead, response: &ResponseHead, now: Timestamp) -> Frame<'a> {
+        Frame {
+            direction: Direction::Response,
+            head,
+            status: response.status,
+            egress_allowed: true,
+            tunnel: false,
+            now,
+        }
+    }
+
+    /// Opens a scanner for a response that is forwarded while it arrives. `answers` is what the request's
+    /// body turned out to be; it shapes the error that ends a stream.
     pub fn response_stream(
         self: &Arc<Self>,
-        _request: &RequestHead,
-        _response: &ResponseHead,
+        request: &RequestHead,
+        response: &ResponseHead,
+        answers: &Protocol,
     ) -> StreamScanner {
-        StreamScanner { engine: Arc::clone(self) }
+        StreamScanner::new(Arc::clone(self), request.clone(), response.clone(), answers.clone())
     }
 
-    /// Looks at one text, as `sallyport scan` does.
-    pub fn scan_text(&self, _surface: Surface, _text: &str, _now: Timestamp) -> Verdict {
-        Verdict::default()
+    /// Looks at one text, as `sallyport scan` does. Offsets of findings are offsets into `text`.
+    pub fn scan_text(&self, surface: Surface, text: &str, now: Timestamp) -> Verdict {
+        let head = RequestHead::default();
+        let mut ex = Extracted::default();
+        if surface == Surface::Url {
+            ex.structural.extend(url_structure(text));
+        }
+        ex.segments.push(Segment {
+            surface,
+            role: Role::None,
+            place: Place::Whole,
+            text: text.into(),
+            origin: Origin::Body { at: 0, map: None, bare: false },
+        });
+        self.judge(&scan_frame(&head, surface, now), &ex).0
     }
 
     /// Looks at one JSON document, as `sallyport scan` does.
-    pub fn scan_json(&self, _surface: Surface, _json: &[u8], _now: Timestamp) -> Verdict {
-        Verdict::default()
+    pub fn scan_json(&self, surface: Surface, json: &[u8], now: Timestamp) -> Verdict {
+        let head = RequestHead::default();
+        self.body(&scan_frame(&head, surface, now), surface, json).verdict
+    }
+
+    fn body(&self, frame: &Frame<'_>, default: Surface, bytes: &[u8]) -> BodyVerdict {
+        let body = Body::new(bytes);
+        let ex = extract(&body, frame.direction, default);
+        let (verdict, edits) = self.judge(frame, &ex);
+        let rewritten = (verdict.decision == Decision::Redact).then(|| redact::apply(bytes, edits));
+        BodyVerdict { verdict, rewritten, protocol: ex.protocol }
+    }
+
+    /// Looks at texts without a body to rewrite: what a stream has shown so far. Returns the verdict and,
+    /// for each segment, the ranges that a redaction cuts.
+    pub(crate) fn judge_texts(
+        &self,
+        request: &RequestHead,
+        response: &ResponseHead,
+        texts: &[(Surface, &str)],
+        now: Timestamp,
+    ) -> (Verdict, Vec<(usize, usize, usize, Category)>) {
+        let mut ex = Extracted::default();
+        for (surface, text) in texts {
+            ex.segments.push(Segment {
+                surface: *surface,
+                role: Role::Assistant,
+                place: Place::Whole,
+                text: (*text).into(),
+                origin: Origin::Body { at: 0, map: None, bare: false },
+            });
+        }
+        let items = self.detector.find(&ex);
+        let verdict = self.decide(&Self::response_frame(request, response, now), &ex, &items);
+        let cuts = items
+            .iter()
+            .zip(&verdict.findings)
+            .filter(|(_, f)| f.decision == Decision::Redact)
+            .filter_map(|(i, f)| Some((i.segment?, f.start, f.end, f.category)))
+            .collect();
+        (verdict, cuts)
+    }
+
+    /// Finds, decides, and says what a redaction cuts out of the body.
+    fn judge(&self, frame: &Frame<'_>, ex: &Extracted<'_>) -> (Verdict, Vec<Edit>) {
+        let items = self.detector.find(ex);
+        let verdict = self.decide(frame, ex, &items);
+        let mut edits = Vec::new();
+        if verdict.decision == Decision::Redact {
+            let cut = items.iter().zip(&verdict.findings).filter(|(_, f)| f.decision == Decision::Redact);
+            edits.extend(cut.filter_map(|(i, f)| {
+                redact::edit(&ex.segments[i.segment?], f.start, f.end, f.category.as_str())
+            }));
+        }
+        (verdict, edits)
+    }
+
+    fn decide(&self, frame: &Frame<'_>, ex: &Extracted<'_>, items: &[Item]) -> Verdict {
+        let exceptions: Vec<&str> =
+            self.spec.exceptions.iter().filter(|e| e.until > frame.now).map(|e| e.id.as_str()).collect();
+        let found: Vec<Found<'_>> = items
+            .iter()
+            .map(|i| Found {
+                finding: &i.finding,
+                pack: i.pack,
+                role: i.role.as_str(),
+                over: i.over,
+                redactable: i.segment.is_some_and(|s| matches!(ex.segments[s].origin, Origin::Body { .. })),
+            })
+            .collect();
+        let ask = Ask {
+            direction: frame.direction,
+            head: frame.head,
+            status: frame.status,
+            protocol: &ex.protocol,
+            mcp_method: &ex.mcp_method,
+            tools: &ex.tools,
+            egress_allowed: frame.egress_allowed,
+            tunnel: frame.tunnel,
+            exceptions: &exceptions,
+        };
+        let outcome = self.policies.decide(&ask, &found);
+        let mut findings: Vec<Finding> = items.iter().map(|i| i.finding.clone()).collect();
+        for (f, d) in findings.iter_mut().zip(&outcome.findings) {
+            f.decision = *d;
+        }
+        let message = self.sentence(frame, outcome.decision, outcome.code, &findings);
+        Verdict {
+            decision: outcome.decision,
+            code: outcome.code,
+            message,
+            reasons: outcome.reasons,
+            score: findings.iter().map(|f| f.score).max().unwrap_or(0),
+            findings,
+        }
+    }
+
+    /// One sentence for the human who reads the error.
+    fn sentence(
+        &self,
+        frame: &Frame<'_>,
+        decision: Decision,
+        code: Option<Code>,
+        findings: &[Finding],
+    ) -> String {
+        if decision == Decision::Allow {
+            return String::new();
+        }
+        match code {
+            Some(Code::EgressDenied) => {
+                return format!(
+                    "{} {}:{} is not allowed by spec.egress of the AgentPolicy",
+                    frame.head.method, frame.head.host, frame.head.port
+                );
+            }
+            Some(Code::TunnelDenied) => {
+                return "a tunnel (CONNECT or an upgrade) carries bytes that can't be inspected; call the server with plain HTTP through the proxy, or through a base URL".into();
+            }
+            Some(Code::PolicyError) => {
+                return "a Cedar policy could not be evaluated; see `policies`".into();
+            }
+            _ => {}
+        }
+        let Some(f) =
+            findings.iter().filter(|f| f.decision == decision).max_by_key(|f| (f.severity, f.score))
+        else {
+            return "a policy decided on the message as a whole; see `policies`".into();
+        };
+        let title = self
+            .detector
+            .rules
+            .rules
+            .iter()
+            .find(|r| r.rule.id == f.rule)
+            .map_or("", |r| r.rule.title.as_str());
+        let place = if f.path.is_empty() { String::new() } else { format!(" at {}", f.path) };
+        let more = match findings.iter().filter(|g| g.decision == decision).count() {
+            0 | 1 => String::new(),
+            n => format!(", and {} more", n - 1),
+        };
+        format!("{title} ({}) in {}{place}{more}", f.rule, f.surface.as_str())
     }
 }
 
-/// Incremental scanning of one response with bounded hold-back.
-#[derive(Debug)]
-pub struct StreamScanner {
-    engine: Arc<Engine>,
-}
-
-impl StreamScanner {
-    /// Takes a chunk; `end` says that it is the last. Returns what may be forwarded now.
-    pub fn push(&mut self, chunk: &[u8], _end: bool, _now: Timestamp) -> StreamStep {
-        let _ = &self.engine;
-        StreamStep { emit: chunk.to_vec(), ..StreamStep::default() }
-    }
-
-    /// Bytes held back right now.
-    pub fn held(&self) -> usize {
-        0
-    }
+fn scan_frame(head: &RequestHead, surface: Surface, now: Timestamp) -> Frame<'_> {
+    let direction = match surface {
+        Surface::ToolResult | Surface::McpResponse | Surface::ResponseBody => Direction::Response,
+        _ => Direction::Request,
+    };
+    Frame { direction, head, status: 0, egress_allowed: true, tunnel: false, now }
 }

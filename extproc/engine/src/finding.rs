@@ -165,4 +165,6 @@ pub struct Finding {
     pub view: &'static str,
     /// First 16 hex digits of the SHA-256 of the matched text.
     pub evidence: String,
+    /// What the policies made of it.
+    pub decision: crate::verdict::Decision,
 }

@@ -6,14 +6,20 @@
 
 pub mod finding;
 pub mod message;
+pub mod rules;
+pub mod validate;
 pub mod verdict;
 
+mod body;
+mod decide;
+mod detect;
 mod engine;
+mod text;
 
-pub use engine::StreamScanner;
+pub use body::stream::StreamScanner;
 pub use engine::{Engine, LoadError};
 pub use finding::{Category, Finding, Severity, Surface};
 pub use message::{RequestHead, ResponseHead};
 pub use verdict::{
-    BodyVerdict, Code, Cut, Decision, Protocol, Reason, StreamStep, TransportFailure, Verdict,
+    BodyVerdict, Code, Cut, Decision, Protocol, Reason, StreamStep, TransportFailure, Verdict, error_body,
 };

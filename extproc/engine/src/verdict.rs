@@ -131,6 +131,15 @@ pub struct Verdict {
     pub score: u8,
 }
 
+impl Verdict {
+    /// The verdict where Cedar wants a redaction that can't be carried out any more, because what is to
+    /// be cut out stands in no body, or has begun to leave: the message is refused.
+    #[must_use]
+    pub fn unredactable(self) -> Self {
+        Self { decision: Decision::Block, code: Some(Code::PolicyDenied), ..self }
+    }
+}
+
 /// What a body turned out to be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Protocol {
@@ -181,6 +190,8 @@ pub struct StreamStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each maps to the documented code of the same name")]
 pub enum TransportFailure {
+    BadUrl,
+    TunnelDenied,
     BodyTooLarge,
     BadEncoding,
     Overloaded,
@@ -196,6 +207,10 @@ impl TransportFailure {
         let (code, message) = match self {
             Self::BodyTooLarge => {
                 (Code::BodyTooLarge, "the body is larger than spec.limits.maxBodyBytes of the AgentPolicy")
+            }
+            Self::BadUrl => (Code::BadUrl, "the request names no host that can be read"),
+            Self::TunnelDenied => {
+                (Code::TunnelDenied, "the connection would become a tunnel, whose bytes can't be inspected")
             }
             Self::BadEncoding => {
                 (Code::BadEncoding, "the body's content-encoding can't be undone for inspection")
@@ -214,5 +229,48 @@ impl TransportFailure {
             message: message.to_owned(),
             ..Verdict::default()
         }
+    }
+}
+
+/// The body of the error that a refused client gets: a JSON object with `error`, or, where an MCP call
+/// with an id is answered, a JSON-RPC error that carries the same object as its data.
+pub fn error_body(verdict: &Verdict, request_id: &str, answers: &Protocol) -> String {
+    #[derive(Serialize)]
+    struct Error<'a> {
+        code: &'static str,
+        decision: &'static str,
+        rules: Vec<&'a str>,
+        policies: Vec<&'a str>,
+        reason: &'a str,
+        request_id: &'a str,
+        message: String,
+    }
+    let code = verdict.code.unwrap_or(Code::PolicyDenied).as_str();
+    let mut rules: Vec<&str> = Vec::new();
+    for f in verdict.findings.iter().filter(|f| f.decision == verdict.decision) {
+        if !rules.contains(&f.rule.as_str()) {
+            rules.push(&f.rule);
+        }
+    }
+    let reasons = verdict.reasons.iter().filter(|r| r.decision == verdict.decision);
+    let error = Error {
+        code,
+        decision: verdict.decision.as_str(),
+        rules,
+        policies: reasons.map(|r| r.policy.as_str()).collect(),
+        reason: &verdict.message,
+        request_id,
+        message: format!("Sallyport refused this message: {}", verdict.message),
+    };
+    // Serialising strings and lists of strings can't fail.
+    let object = serde_json::to_string(&error).unwrap_or_else(|_| "{}".to_owned());
+    match answers {
+        Protocol::Mcp { id: Some(id) } => {
+            let message = serde_json::to_string(&error.message).unwrap_or_else(|_| "\"\"".to_owned());
+            format!(
+                "{{\"jsonrpc\":\"2.0\",\"id\":{id},\"error\":{{\"code\":-32001,\"message\":{message},\"data\":{object}}}}}"
+            )
+        }
+        _ => format!("{{\"error\":{object}}}"),
     }
 }

@@ -1,0 +1,53 @@
+//! Envoy itself reads every golden bootstrap of `sallyport-plan`.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::process::Command;
+
+use sallyport_e2e::rig::envoy_binary;
+
+/// Validates a bootstrap in a directory of its own: (accepted, what Envoy said).
+fn validate(bootstrap: &str) -> (bool, String) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("run")).unwrap();
+    // Machines differ in where they keep their authorities; any PEM will do for reading the configuration.
+    let ca = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/ca.pem");
+    std::fs::copy(ca, dir.path().join("ca.pem")).unwrap();
+    let bootstrap = bootstrap.replace("/etc/ssl/certs/ca-certificates.crt", "ca.pem");
+    std::fs::write(dir.path().join("bootstrap.json"), bootstrap).unwrap();
+    let out = Command::new(envoy_binary())
+        .args(["--mode", "validate", "-c", "bootstrap.json", "--disable-hot-restart", "-l", "warning"])
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    (out.status.success(), String::from_utf8_lossy(&out.stderr).into_owned())
+}
+
+fn goldens() -> Vec<(String, String)> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../operator/plan/tests/golden");
+    let files = std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().path());
+    files.map(|f| (f.display().to_string(), std::fs::read_to_string(&f).unwrap())).collect()
+}
+
+#[test]
+fn envoy_accepts_every_golden_bootstrap_without_a_warning() {
+    let goldens = goldens();
+    assert!(goldens.len() >= 3);
+    for (name, text) in goldens {
+        let (accepted, said) = validate(&text);
+        assert!(accepted, "{name}: {said}");
+        assert!(!said.contains("[warning]"), "{name}: {said}");
+    }
+}
+
+/// Trap 7: a typo in a safety field must never be read as "not set".
+#[test]
+fn trap_07_envoy_refuses_a_bootstrap_with_an_unknown_field() {
+    for (_, text) in goldens() {
+        let typo = text.replace("\"failure_mode_allow\"", "\"failure_mode_alow\"");
+        assert_ne!(typo, text);
+        let (accepted, said) = validate(&typo);
+        assert!(!accepted, "{said}");
+        assert!(said.contains("failure_mode_alow"), "{said}");
+    }
+}

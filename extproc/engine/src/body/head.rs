@@ -1,0 +1,73 @@
+//! From a message's head to its segments: the URL and the headers.
+
+use super::extract::{Extracted, Structural};
+use super::segment::{Role, Segment};
+use crate::finding::Surface;
+use crate::message::RequestHead;
+use crate::rules::Scanner;
+
+/// A URL longer than this is refused: servers accept 8 KiB at most as a rule.
+pub(crate) const LONGEST_URL: usize = 8 << 10;
+
+/// The URL as an agent would write it.
+pub(crate) fn url_of(head: &RequestHead) -> String {
+    let default = if head.scheme == "https" { 443 } else { 80 };
+    if head.port == default || head.port == 0 {
+        format!("{}://{}{}", head.scheme, head.host, head.path)
+    } else {
+        format!("{}://{}:{}{}", head.scheme, head.host, head.port, head.path)
+    }
+}
+
+pub(crate) fn url_structure(url: &str) -> Option<Structural> {
+    let scanner = if url.len() > LONGEST_URL {
+        Scanner::UrlLength
+    } else if holds_control(url.split(['?', '#']).next().unwrap_or_default()) {
+        Scanner::UrlControl
+    } else {
+        return None;
+    };
+    Some(Structural { scanner, surface: Surface::Url, path: "url".into() })
+}
+
+/// A control character before the query, raw or percent-encoded once or twice. In a query a line break
+/// is an ordinary part of a text.
+pub(crate) fn holds_control(path: &str) -> bool {
+    let bytes = path.as_bytes();
+    bytes.iter().any(u8::is_ascii_control)
+        || memchr::memchr_iter(b'%', bytes).any(|at| {
+            let mut rest = &bytes[at + 1..];
+            while rest.starts_with(b"25") {
+                rest = &rest[2..];
+            }
+            matches!(rest, [b'0' | b'1', h, ..] if h.is_ascii_hexdigit())
+                || rest.starts_with(b"7f")
+                || rest.starts_with(b"7F")
+        })
+}
+
+/// Headers whose purpose is to carry a credential to the host they are sent to.
+const CREDENTIAL_HEADERS: [&str; 10] = [
+    "authorization",
+    "proxy-authorization",
+    "x-api-key",
+    "api-key",
+    "x-goog-api-key",
+    "x-auth-token",
+    "cookie",
+    "set-cookie",
+    "x-amz-security-token",
+    "x-csrf-token",
+];
+/// Headers that Envoy writes, or that hold a number.
+const DULL_HEADERS: [&str; 4] = ["host", "content-length", "x-request-id", "x-forwarded-proto"];
+
+pub(crate) fn header_segments<'a>(ex: &mut Extracted<'a>, headers: &'a [(String, String)]) {
+    for (name, value) in headers {
+        if value.len() < 3 || name.starts_with(':') || DULL_HEADERS.contains(&name.as_str()) {
+            continue;
+        }
+        let role = if CREDENTIAL_HEADERS.contains(&name.as_str()) { Role::Credential } else { Role::None };
+        ex.segments.push(Segment::elsewhere(Surface::Headers, role, name, value));
+    }
+}

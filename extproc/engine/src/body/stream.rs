@@ -1,0 +1,514 @@
+//! Scanning a response while it is forwarded.
+//!
+//! Three shapes, told apart by the first bytes, never by the declared type:
+//!
+//! - **Event streams** (SSE). Whole events only are forwarded. Texts that a model writes piece by piece are
+//!   put together per channel, so that a finding split over events is found. An event is held back while
+//!   the last word of its text is not finished (at most [`MOST_HELD`] bytes of text), so that a token or a
+//!   card number is whole before any of it leaves; then it can be redacted across events. An order of
+//!   several words is noticed when its last word arrives: the words before it may have left, the stream
+//!   ends there.
+//! - **JSON documents.** Held whole, up to the body cap: nobody can use half a document.
+//! - **Everything else.** Held up to [`WINDOW`], then forwarded behind a window of [`OVERLAP`] bytes in
+//!   which every rule has been run.
+//!
+//! What is not guaranteed: a pattern wider than [`OVERLAP`] that crosses windows, or one split between a
+//! word and the next in two channels of one stream.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::json::Doc;
+use super::redact::{self, placeholder};
+use super::sse::{self, Delta};
+use crate::engine::Engine;
+use crate::finding::{Category, Surface};
+use crate::message::{RequestHead, ResponseHead};
+use crate::verdict::{Cut, Decision, Protocol, StreamStep, TransportFailure, Verdict, error_body};
+
+/// Text of one channel that may wait for the end of its last word: longer than any token that a shipped
+/// rule knows, except keys of many lines, whose first line is enough to end the stream.
+const MOST_HELD: usize = 2048;
+/// Text of a channel that is kept behind for patterns of several words.
+const TAIL: usize = 1024;
+/// Bytes of a body of unknown shape that are held before any is forwarded.
+const WINDOW: usize = 64 << 10;
+/// Bytes that stay behind the window.
+const OVERLAP: usize = 4 << 10;
+/// An event's names and ids shorter than this hold no secret and no order (`event: content_block_delta`).
+const LEAST_OTHER: usize = 32;
+/// Channels of one stream; an honest one has a handful.
+const MOST_CHANNELS: usize = 64;
+
+enum Shape {
+    Unknown,
+    Events,
+    Document,
+    Bytes,
+    /// The stream was cut: whatever still comes goes nowhere.
+    Ended,
+}
+
+/// Incremental scanning of one response with bounded hold-back.
+pub struct StreamScanner {
+    engine: Arc<Engine>,
+    request: RequestHead,
+    response: ResponseHead,
+    answers: Protocol,
+    shape: Shape,
+    /// Bytes that belong to no whole event yet, or to the window.
+    buffer: Vec<u8>,
+    /// Events that wait for the end of a word.
+    waiting: VecDeque<Event>,
+    channels: HashMap<String, Channel>,
+    /// Whether any byte has been forwarded.
+    emitted: bool,
+}
+
+impl std::fmt::Debug for StreamScanner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StreamScanner").field("held", &self.held()).finish_non_exhaustive()
+    }
+}
+
+struct Event {
+    bytes: Vec<u8>,
+    pieces: Vec<Piece>,
+}
+
+/// A delta, and where its text stands in its channel.
+struct Piece {
+    delta: Delta,
+    start: usize,
+    /// Ranges of its text to be cut, and what stands there instead.
+    cuts: Vec<(usize, usize, String)>,
+}
+
+#[derive(Default)]
+struct Channel {
+    /// The last [`TAIL`] bytes or more of the text so far.
+    tail: String,
+    /// Where `tail` starts in the text.
+    base: usize,
+    /// Up to where the text is finished words.
+    settled: usize,
+}
+
+impl Channel {
+    fn end(&self) -> usize {
+        self.base + self.tail.len()
+    }
+}
+
+impl StreamScanner {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        request: RequestHead,
+        response: ResponseHead,
+        answers: Protocol,
+    ) -> Self {
+        Self {
+            engine,
+            request,
+            response,
+            answers,
+            shape: Shape::Unknown,
+            buffer: Vec::new(),
+            waiting: VecDeque::new(),
+            channels: HashMap::new(),
+            emitted: false,
+        }
+    }
+
+    /// Bytes held back right now.
+    pub fn held(&self) -> usize {
+        self.buffer.len() + self.waiting.iter().map(|e| e.bytes.len()).sum::<usize>()
+    }
+
+    /// Takes a chunk; `end` says that it is the last. Returns what may be forwarded now.
+    pub fn push(&mut self, chunk: &[u8], end: bool, now: Timestamp) -> StreamStep {
+        self.buffer.extend_from_slice(chunk);
+        if matches!(self.shape, Shape::Unknown) {
+            let start = self.buffer.iter().position(|b| !b.is_ascii_whitespace());
+            // `retry:` is the longest field name; fewer bytes than that decide nothing.
+            let enough = end || start.is_some_and(|s| self.buffer.len() - s >= 6);
+            if !enough {
+                return StreamStep::default();
+            }
+            self.shape = if sse::sniff(&self.buffer) {
+                Shape::Events
+            } else if start.is_some_and(|s| matches!(self.buffer[s], b'{' | b'[')) {
+                Shape::Document
+            } else {
+                Shape::Bytes
+            };
+        }
+        let mut step = match self.shape {
+            Shape::Events => self.events(end, now),
+            Shape::Document => self.document(end, now),
+            Shape::Bytes | Shape::Unknown => self.bytes(end, now),
+            Shape::Ended => {
+                self.buffer.clear();
+                StreamStep::default()
+            }
+        };
+        if step.cut.is_some() {
+            self.shape = Shape::Ended;
+            self.buffer = Vec::new();
+            self.waiting.clear();
+            self.channels.clear();
+        }
+        self.emitted |= !step.emit.is_empty();
+        if let Some(v) = &mut step.verdict {
+            v.findings.truncate(64);
+        }
+        step
+    }
+
+    // === Documents and other bytes
+
+    fn document(&mut self, end: bool, now: Timestamp) -> StreamStep {
+        if !end {
+            let cap = self.engine.spec().limits.max_body_bytes as usize;
+            if self.buffer.len() > cap {
+                return self.refuse(TransportFailure::BodyTooLarge.verdict());
+            }
+            return StreamStep::default();
+        }
+        self.whole(now)
+    }
+
+    /// The rest of the body, judged as a body.
+    fn whole(&mut self, now: Timestamp) -> StreamStep {
+        let body = std::mem::take(&mut self.buffer);
+        let mut judged = self.engine.response_body(&self.request, &self.response, &body, now);
+        if judged.verdict.decision.refuses() {
+            return self.refuse(judged.verdict);
+        }
+        let emit = judged.rewritten.take().unwrap_or(body);
+        StreamStep { emit, verdict: interesting(judged.verdict), cut: None }
+    }
+
+    fn bytes(&mut self, end: bool, now: Timestamp) -> StreamStep {
+        if end {
+            return self.whole(now);
+        }
+        if self.buffer.len() <= WINDOW {
+            return StreamStep::default();
+        }
+        let (verdict, edits) =
+            self.engine.response_part(&self.request, &self.response, &self.buffer, &[], now);
+        if verdict.decision.refuses() {
+            return self.refuse(verdict);
+        }
+        // What reaches into the overlap stays behind whole: the next window sees it again, to its end.
+        let mut keep = self.buffer.len() - OVERLAP;
+        while let Some(e) = edits.iter().find(|e| e.start < keep && keep < e.end) {
+            keep = e.start;
+        }
+        while keep > 0 && (self.buffer[keep] & 0xc0) == 0x80 {
+            keep -= 1;
+        }
+        let edits = edits.into_iter().filter(|e| e.end <= keep).collect();
+        let emit = redact::apply(&self.buffer[..keep], edits);
+        self.buffer.drain(..keep);
+        StreamStep { emit, verdict: interesting(verdict), cut: None }
+    }
+
+    // === Events
+
+    fn events(&mut self, end: bool, now: Timestamp) -> StreamStep {
+        let mut step = StreamStep::default();
+        let mut at = 0;
+        loop {
+            let len = match sse::event_end(&self.buffer[at..]) {
+                Some(len) => len,
+                // What follows the last event is dropped by readers, but it is forwarded, so it is judged.
+                None if end && at < self.buffer.len() => self.buffer.len() - at,
+                None => break,
+            };
+            let bytes = self.buffer[at..at + len].to_vec();
+            at += len;
+            if let Some(refused) = self.event(bytes, &mut step, now) {
+                // What is settled may leave; what waits does not.
+                self.release(&mut step.emit, false);
+                let mut last = self.refuse(refused);
+                last.emit = std::mem::take(&mut step.emit);
+                return last;
+            }
+        }
+        self.buffer.drain(..at);
+        if self.buffer.len() > self.engine.spec().limits.max_body_bytes as usize {
+            let mut last = self.refuse(TransportFailure::BodyTooLarge.verdict());
+            last.emit = step.emit;
+            return last;
+        }
+        self.release(&mut step.emit, end);
+        step
+    }
+
+    /// Judges one event; returns the verdict that ends the stream, if one does.
+    fn event(&mut self, mut bytes: Vec<u8>, step: &mut StreamStep, now: Timestamp) -> Option<Verdict> {
+        let (data, pieces) = read(&bytes);
+        // Pieces of longer texts are judged with what came before them; alone, half a token would be cut
+        // out and its other half would pass.
+        let skip: Vec<usize> = pieces.iter().map(|(_, at)| *at).collect();
+        let (verdict, edits) = self.engine.response_part(&self.request, &self.response, &data, &skip, now);
+        if verdict.decision.refuses() {
+            return Some(verdict);
+        }
+        note(step, verdict);
+        let mut pieces: Vec<Delta> = pieces.into_iter().map(|(d, _)| d).collect();
+        if !edits.is_empty() {
+            bytes = with_data(&bytes, &redact::apply(&data, edits));
+            pieces = read(&bytes).1.into_iter().map(|(d, _)| d).collect();
+        }
+        // Lines that are no data (ids, names, comments) are read by somebody too.
+        let rest = other_lines(&bytes);
+        if rest.len() > LEAST_OTHER {
+            let (verdict, _) = self.engine.response_part(&self.request, &self.response, &rest, &[], now);
+            if verdict.decision >= Decision::Redact {
+                return Some(verdict.unredactable());
+            }
+            note(step, verdict);
+        }
+        if self.channels.len() + pieces.len() > MOST_CHANNELS {
+            return Some(TransportFailure::ProtocolError.verdict());
+        }
+        let mut event = Event { bytes, pieces: Vec::new() };
+        let mut grown: Vec<(String, Surface, usize)> = Vec::new();
+        for delta in pieces {
+            let channel = self.channels.entry(delta.channel.clone()).or_default();
+            let start = channel.end();
+            channel.tail.push_str(&delta.text);
+            if !grown.iter().any(|(c, ..)| *c == delta.channel) {
+                grown.push((delta.channel.clone(), delta.surface, start));
+            }
+            event.pieces.push(Piece { delta, start, cuts: Vec::new() });
+        }
+        self.waiting.push_back(event);
+        for (name, surface, from) in grown {
+            if let Some(refused) = self.channel(&name, surface, from, step, now) {
+                return Some(refused);
+            }
+        }
+        None
+    }
+
+    /// Judges a channel that grew from `from` on.
+    fn channel(
+        &mut self,
+        name: &str,
+        surface: Surface,
+        from: usize,
+        step: &mut StreamStep,
+        now: Timestamp,
+    ) -> Option<Verdict> {
+        let channel = self.channels.get(name)?;
+        let base = channel.base;
+        let (mut verdict, cuts) =
+            self.engine.judge_texts(&self.request, &self.response, &[(surface, &channel.tail)], now);
+        if verdict.decision.refuses() {
+            return Some(verdict);
+        }
+        let gone = self
+            .waiting
+            .iter()
+            .flat_map(|e| &e.pieces)
+            .filter(|p| p.delta.channel == name)
+            .map(|p| p.start)
+            .min();
+        for (_, start, end, category) in cuts {
+            let (start, end) = (base + start, base + end);
+            let left = gone.is_none_or(|g| start < g);
+            if end <= from && left {
+                // Seen, and cut, when it came.
+                continue;
+            }
+            if left {
+                // Its beginning has gone out already: what can't be redacted is refused.
+                return Some(verdict.unredactable());
+            }
+            self.cut(name, start, end, category);
+        }
+        verdict.findings.retain(|f| base + f.end > from);
+        if !verdict.findings.is_empty() {
+            note(step, verdict);
+        }
+        let channel = self.channels.get_mut(name)?;
+        channel.settled = channel.end() - unfinished(&channel.tail);
+        if channel.tail.len() > 4 * TAIL {
+            let mut cut = channel.tail.len() - TAIL.max(channel.end() - channel.settled);
+            while !channel.tail.is_char_boundary(cut) {
+                cut -= 1;
+            }
+            channel.tail.drain(..cut);
+            channel.base += cut;
+        }
+        None
+    }
+
+    /// Notes that `start..end` of a channel is to be cut out of the events that hold it.
+    fn cut(&mut self, channel: &str, start: usize, end: usize, category: Category) {
+        let mut first = true;
+        for piece in self.waiting.iter_mut().flat_map(|e| &mut e.pieces) {
+            let span = (piece.start, piece.start + piece.delta.text.len());
+            if piece.delta.channel != channel || span.1 <= start || end <= span.0 {
+                continue;
+            }
+            let cut = (start.max(span.0) - span.0, end.min(span.1) - span.0);
+            let with = if first { placeholder(category.as_str()) } else { String::new() };
+            first = false;
+            // A finding that grew replaces what was noted for its beginning.
+            piece.cuts.retain(|(s, e, _)| *e <= cut.0 || cut.1 <= *s);
+            piece.cuts.push((cut.0, cut.1, with));
+        }
+    }
+
+    /// Moves events whose texts are finished words to `out`; all of them at the end.
+    fn release(&mut self, out: &mut Vec<u8>, all: bool) {
+        while let Some(event) = self.waiting.front() {
+            let settled = event.pieces.iter().all(|p| {
+                let end = p.start + p.delta.text.len();
+                self.channels.get(&p.delta.channel).is_none_or(|c| end <= c.settled)
+            });
+            // An event without text (a stop reason, an end mark) says that the texts before it are over.
+            let over = self.waiting.iter().any(|e| e.pieces.is_empty() && !is_comment(&e.bytes));
+            if !all && !settled && !over {
+                return;
+            }
+            if let Some(event) = self.waiting.pop_front() {
+                out.extend_from_slice(&event.finish());
+            }
+        }
+    }
+
+    /// Ends the stream with a verdict.
+    fn refuse(&mut self, verdict: Verdict) -> StreamStep {
+        let id = self.request.header("x-request-id").unwrap_or_default();
+        let cut = match self.shape {
+            Shape::Events => Cut::Terminal(self.terminal(&verdict, id)),
+            // Nothing has left: the client gets an error of the usual shape instead of a part.
+            _ if !self.emitted => Cut::Terminal(error_body(&verdict, id, &self.answers).into_bytes()),
+            _ => Cut::Reset,
+        };
+        StreamStep { emit: Vec::new(), verdict: Some(verdict), cut: Some(cut) }
+    }
+
+    /// The event by which a client of this stream's API knows that it ended in an error.
+    fn terminal(&self, verdict: &Verdict, id: &str) -> Vec<u8> {
+        let error = error_body(verdict, id, &self.answers);
+        match &self.answers {
+            Protocol::Mcp { .. } => format!("event: message\ndata: {error}\n\n"),
+            // OpenAI's clients raise on a `data:` event with `error`, and wait for `[DONE]`; Anthropic's
+            // raise on the event named `error`. Both read this.
+            _ => format!("event: error\ndata: {error}\n\ndata: [DONE]\n\n"),
+        }
+        .into_bytes()
+    }
+}
+
+impl Event {
+    fn finish(mut self) -> Vec<u8> {
+        let mut cuts: Vec<(usize, usize, String)> = Vec::new();
+        for p in &mut self.pieces {
+            for (start, end, with) in p.cuts.drain(..) {
+                let (s, e) = p.delta.map.as_ref().map_or((start, end), |m| m.back(start, end));
+                cuts.push((p.delta.bytes.start + s, p.delta.bytes.start + e, with));
+            }
+        }
+        if cuts.is_empty() {
+            return self.bytes;
+        }
+        let edits = cuts.into_iter().map(|(start, end, with)| redact::Edit { start, end, with }).collect();
+        redact::apply(&self.bytes, edits)
+    }
+}
+
+/// The data of an event, and the pieces of longer texts in it, each with its place in the data.
+fn read(event: &[u8]) -> (Vec<u8>, Vec<(Delta, usize)>) {
+    let lines = sse::data(event);
+    // One data line is what every API sends; then a place in the data is a place in the event.
+    if let [line] = lines.as_slice() {
+        let parsed = std::str::from_utf8(&event[line.clone()]).ok().and_then(|t| Doc::parse(t).ok());
+        let pieces = parsed.map_or_else(Vec::new, |doc| sse::deltas(&doc, line.start));
+        let placed = pieces.into_iter().map(|d| {
+            let at = d.bytes.start - line.start;
+            (d, at)
+        });
+        return (event[line.clone()].to_vec(), placed.collect());
+    }
+    (lines.into_iter().map(|l| &event[l]).collect::<Vec<_>>().join(&b'\n'), Vec::new())
+}
+
+/// The event with other data.
+fn with_data(event: &[u8], data: &[u8]) -> Vec<u8> {
+    let mut out: Vec<u8> = lines(event)
+        .filter(|l| !l.starts_with(b"data:") && l.iter().any(|b| !matches!(b, b'\n' | b'\r')))
+        .flatten()
+        .copied()
+        .collect();
+    for line in data.split(|b| matches!(b, b'\n' | b'\r')) {
+        out.extend_from_slice(b"data: ");
+        out.extend_from_slice(line);
+        out.push(b'\n');
+    }
+    out.push(b'\n');
+    out
+}
+
+/// What an event holds besides its data.
+fn other_lines(event: &[u8]) -> Vec<u8> {
+    lines(event).filter(|l| !l.starts_with(b"data:")).flatten().copied().collect()
+}
+
+fn lines(event: &[u8]) -> impl Iterator<Item = &[u8]> {
+    event.split_inclusive(|b| matches!(b, b'\n' | b'\r'))
+}
+
+fn is_comment(event: &[u8]) -> bool {
+    event.starts_with(b":") || event.iter().all(u8::is_ascii_whitespace)
+}
+
+/// Bytes of the unfinished word at the end of a text: a run without white space, or of digits in groups.
+fn unfinished(text: &str) -> usize {
+    let word = text.len() - text.trim_end_matches(|c: char| !c.is_whitespace()).len();
+    let digits = text.len()
+        - text
+            .trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, ' ' | '-' | '.' | '(' | ')' | '+'))
+            .len();
+    word.max(if text[text.len() - digits..].bytes().any(|b| b.is_ascii_digit()) { digits } else { 0 })
+        .min(MOST_HELD)
+}
+
+fn interesting(verdict: Verdict) -> Option<Verdict> {
+    (verdict.decision != Decision::Allow || !verdict.findings.is_empty()).then_some(verdict)
+}
+
+/// Adds a verdict to what a step has brought so far.
+fn note(step: &mut StreamStep, verdict: Verdict) {
+    let Some(new) = interesting(verdict) else { return };
+    match &mut step.verdict {
+        None => step.verdict = Some(new),
+        Some(old) => {
+            for f in new.findings {
+                if !old.findings.iter().any(|o| o.rule == f.rule && o.evidence == f.evidence) {
+                    old.findings.push(f);
+                }
+            }
+            for r in new.reasons {
+                if !old.reasons.contains(&r) {
+                    old.reasons.push(r);
+                }
+            }
+            old.score = old.score.max(new.score);
+            if new.decision > old.decision {
+                old.decision = new.decision;
+                old.code = new.code;
+                old.message = new.message;
+            }
+        }
+    }
+}

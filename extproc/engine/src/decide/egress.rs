@@ -1,0 +1,71 @@
+//! What `spec.egress` says of a destination. Not a decision: Cedar reads the answer.
+
+use sallyport_api::{DefaultAction, Egress, EgressAction, EgressRule};
+
+use crate::message::RequestHead;
+
+/// Whether the destination is allowed. The first rule that matches decides.
+pub(crate) fn allows(egress: &Egress, head: &RequestHead) -> bool {
+    match egress.rules.iter().find(|r| matches(r, head)) {
+        Some(rule) => rule.action == EgressAction::Allow,
+        None => egress.default == DefaultAction::Allow,
+    }
+}
+
+fn matches(rule: &EgressRule, head: &RequestHead) -> bool {
+    rule.hosts.iter().any(|h| host_matches(h, &head.host))
+        && (rule.ports.is_empty() || rule.ports.contains(&head.port))
+        && (rule.methods.is_empty() || rule.methods.contains(&head.method))
+        && (rule.paths.is_empty() || rule.paths.iter().any(|p| path_matches(p, &head.path)))
+}
+
+fn host_matches(pattern: &str, host: &str) -> bool {
+    if pattern == "*" {
+        return true;
+    }
+    match pattern.strip_prefix("*.") {
+        Some(suffix) => host.strip_suffix(suffix).is_some_and(|head| head.len() > 1 && head.ends_with('.')),
+        None => pattern == host,
+    }
+}
+
+/// Paths are compared without their query. A path that could mean another one upstream (encoded slashes
+/// or dots, backslashes, `..`) matches no pattern, so that it falls to the default.
+fn path_matches(pattern: &str, path: &str) -> bool {
+    let path = path.split(['?', '#']).next().unwrap_or_default();
+    let lower = path.to_ascii_lowercase();
+    let ambiguous = ["%2f", "%5c", "%2e", "\\", "/../", "/./", "//", ";"].iter().any(|s| lower.contains(s))
+        || lower.ends_with("/..")
+        || lower.ends_with("/.");
+    if ambiguous && pattern != "/*" {
+        return false;
+    }
+    match pattern.strip_suffix('*') {
+        Some(prefix) => path.starts_with(prefix),
+        None => path == pattern,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wildcard_means_names_below_and_not_the_name_itself() {
+        assert!(host_matches("*.example.com", "a.example.com"));
+        assert!(host_matches("*.example.com", "a.b.example.com"));
+        assert!(!host_matches("*.example.com", "example.com"));
+        assert!(!host_matches("*.example.com", ".example.com"));
+        assert!(!host_matches("*.example.com", "badexample.com"));
+        assert!(host_matches("*", "anything"));
+    }
+
+    #[test]
+    fn an_ambiguous_path_matches_no_pattern() {
+        assert!(path_matches("/v1/*", "/v1/chat?x=/../"));
+        assert!(path_matches("/v1/chat", "/v1/chat?x"));
+        for p in ["/v1/../admin", "/v1/%2e%2e/admin", "/v1/..%2fadmin", "/v1//x", "/v1/..;/x", "/v1\\..\\x"] {
+            assert!(!path_matches("/v1/*", p), "{p}");
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! From findings to a decision.
+
+pub(crate) mod cedar;
+pub(crate) mod egress;
+mod memo;

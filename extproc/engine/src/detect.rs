@@ -1,0 +1,186 @@
+//! From segments to findings: every text, every view, every rule.
+
+use sallyport_api::{AgentPolicySpec, OverrideAction};
+use sha2::{Digest, Sha256};
+
+use crate::body::extract::{Extracted, Structural};
+use crate::body::segment::Role;
+use crate::finding::{Category, Finding, Surface};
+use crate::rules::set::{CompiledRule, Hit, RuleSet};
+use crate::rules::{Rule, Scanner};
+use crate::text::views::each_view;
+use crate::verdict::Decision;
+
+/// Findings of one message that are kept. A message with more was made to wear the inspection out, and
+/// the core refuses it.
+const MOST_FINDINGS: usize = 256;
+
+/// The rules that are on, and what the policy makes of them.
+#[derive(Debug)]
+pub(crate) struct Detector {
+    pub(crate) rules: RuleSet,
+    /// For each rule, the action that the policy sets by hand.
+    overrides: Vec<Option<OverrideAction>>,
+}
+
+/// A finding with what only the engine needs to know of it.
+pub(crate) struct Item {
+    pub(crate) finding: Finding,
+    pub(crate) pack: &'static str,
+    pub(crate) role: Role,
+    pub(crate) over: Option<OverrideAction>,
+    /// The segment it stands in; none where the shape of the message gave it away.
+    pub(crate) segment: Option<usize>,
+}
+
+impl Detector {
+    /// Compiles rules and checks the overrides of `spec` against them.
+    pub(crate) fn new(
+        spec: &AgentPolicySpec,
+        rules: impl IntoIterator<Item = (&'static str, Rule)>,
+    ) -> Result<Self, String> {
+        let rules = RuleSet::new(rules)?;
+        let mut overrides = vec![None; rules.rules.len()];
+        for (i, over) in spec.detection.overrides.iter().enumerate() {
+            let at = |p: String| format!("spec.detection.overrides[{i}]: {p}");
+            let index = rules.rules.iter().position(|r| r.rule.id == over.rule).ok_or_else(|| {
+                at(format!(
+                    "no rule `{}` in the packs that are on; `sallyport rules list` shows them",
+                    over.rule
+                ))
+            })?;
+            if rules.rules[index].pack == "core" {
+                return Err(at(format!("rule `{}` is in the core, which no policy can change", over.rule)));
+            }
+            if overrides[index].replace(over.action).is_some() {
+                return Err(at(format!("rule `{}` is overridden twice", over.rule)));
+            }
+        }
+        Ok(Self { rules, overrides })
+    }
+
+    /// A detector of one rule, for the rule's own tests. Every pattern of it is compiled.
+    pub(crate) fn of_rule(rule: &Rule) -> Result<Self, String> {
+        let this = Self::new(&AgentPolicySpec::default(), [("test", rule.clone())])?;
+        if this.rules.rules.iter().all(CompiledRule::compiles) {
+            Ok(this)
+        } else {
+            Err("a pattern of the rule is larger than the engine compiles".into())
+        }
+    }
+
+    /// Everything the rules find, in the order of the text.
+    pub(crate) fn find(&self, ex: &Extracted<'_>) -> Vec<Item> {
+        let mut items: Vec<Item> = Vec::new();
+        let mut hits: Vec<(Hit, &'static str)> = Vec::new();
+        let mut full = false;
+        for (index, segment) in ex.segments.iter().enumerate() {
+            self.search(segment.surface, &segment.text, &mut hits);
+            if hits.is_empty() {
+                continue;
+            }
+            hits.sort_by_key(|(h, _)| (h.start, h.end, h.rule));
+            for (hit, view) in hits.drain(..) {
+                let rule = &self.rules.rules[hit.rule];
+                if segment.role == Role::Credential && rule.rule.category == Category::Secret {
+                    continue;
+                }
+                if items.len() == MOST_FINDINGS {
+                    full = true;
+                    continue;
+                }
+                if hit.broken {
+                    items.extend(self.structural(&Structural {
+                        scanner: Scanner::BrokenRule,
+                        surface: segment.surface,
+                        path: rule.rule.id.clone(),
+                    }));
+                    continue;
+                }
+                items.push(Item {
+                    finding: Finding {
+                        rule: rule.rule.id.clone(),
+                        category: rule.rule.category,
+                        severity: rule.rule.severity,
+                        score: rule.rule.score,
+                        surface: segment.surface,
+                        path: ex.path(&segment.place),
+                        start: hit.start,
+                        end: hit.end,
+                        view,
+                        evidence: evidence(&segment.text[hit.start..hit.end]),
+                        decision: Decision::Allow,
+                    },
+                    pack: rule.pack,
+                    role: segment.role,
+                    over: self.overrides[hit.rule],
+                    segment: Some(index),
+                });
+            }
+        }
+        for s in &ex.structural {
+            items.extend(self.structural(s));
+        }
+        if full {
+            let surface = items.first().map_or(Surface::RequestBody, |i| i.finding.surface);
+            items.extend(self.structural(&Structural {
+                scanner: Scanner::TooManyFindings,
+                surface,
+                path: String::new(),
+            }));
+        }
+        items
+    }
+
+    fn structural(&self, s: &Structural) -> Option<Item> {
+        let rule = &self.rules.rules[self.rules.structural(s.scanner)?];
+        if !rule.rule.surfaces.is_empty() && !rule.rule.surfaces.contains(&s.surface) {
+            return None;
+        }
+        Some(Item {
+            finding: Finding {
+                rule: rule.rule.id.clone(),
+                category: rule.rule.category,
+                severity: rule.rule.severity,
+                score: rule.rule.score,
+                surface: s.surface,
+                path: s.path.clone(),
+                start: 0,
+                end: 0,
+                view: "structure",
+                evidence: String::new(),
+                decision: Decision::Allow,
+            },
+            pack: rule.pack,
+            role: Role::None,
+            over: None,
+            segment: None,
+        })
+    }
+
+    /// One text and all its views; hits of views are mapped back, and what a view shows again is dropped.
+    fn search(&self, surface: Surface, text: &str, hits: &mut Vec<(Hit, &'static str)>) {
+        let mut found = Vec::new();
+        self.rules.search(surface, text, &mut found);
+        hits.extend(found.drain(..).map(|h| (h, "raw")));
+        each_view(text, |kind, view, maps| {
+            self.rules.search(surface, view, &mut found);
+            for mut hit in found.drain(..) {
+                for map in maps {
+                    (hit.start, hit.end) = map.back(hit.start, hit.end);
+                }
+                let again = |h: &Hit| h.rule == hit.rule && h.start < hit.end && hit.start < h.end;
+                if !hits.iter().any(|(h, _)| again(h)) {
+                    hits.push((hit, kind));
+                }
+            }
+        });
+    }
+}
+
+/// A hash by which two findings of the same text can be recognised without keeping it.
+fn evidence(text: &str) -> String {
+    let head = Sha256::digest(text.as_bytes());
+    let value = head.iter().take(8).fold(0u64, |v, b| v << 8 | u64::from(*b));
+    format!("{value:016x}")
+}

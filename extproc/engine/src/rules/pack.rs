@@ -1,0 +1,327 @@
+//! The pack file: its types, and the checks that refuse a bad one with its place.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+use regex_syntax::hir::Hir;
+use serde::{Deserialize, Serialize};
+
+use super::gate;
+use crate::finding::{Category, Severity, Surface};
+use crate::validate;
+
+/// Why a pack was refused.
+#[derive(Debug, thiserror::Error)]
+#[error("pack {pack}: {problem}")]
+pub struct PackError {
+    /// The pack's name, or where the text came from.
+    pub pack: String,
+    /// What is wrong, with the rule or the line it stands in.
+    pub problem: String,
+}
+
+/// A versioned file of rules.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pack {
+    /// The pack's name, as policies write it.
+    pub pack: String,
+    /// Raised with every change.
+    pub version: u32,
+    /// One line about it.
+    pub title: String,
+    /// Its rules.
+    pub rules: Vec<Rule>,
+}
+
+/// One detection.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// Stable id, for example `SLP-SEC-0001`.
+    pub id: String,
+    /// One line about it.
+    pub title: String,
+    /// What a finding is about.
+    pub category: Category,
+    /// How bad a finding is.
+    pub severity: Severity,
+    /// How sure a finding is, 0 to 100.
+    pub score: u8,
+    /// Where the rule looks; empty means everywhere.
+    #[serde(default)]
+    pub surfaces: Vec<Surface>,
+    /// The pattern, in the syntax of the `regex` crate. Empty for a structural scanner.
+    #[serde(default)]
+    pub pattern: String,
+    /// The gate's literals, in lower case; derived from the pattern where the file gives none.
+    #[serde(default)]
+    pub literals: Vec<String>,
+    /// What finds candidates where no literal can.
+    #[serde(default)]
+    pub scanner: Option<Scanner>,
+    /// A check on what the pattern found.
+    #[serde(default)]
+    pub validator: Option<Validator>,
+    /// Words of which one must stand close by.
+    #[serde(default)]
+    pub near: Option<Near>,
+    /// Patterns that make a match harmless.
+    #[serde(default)]
+    pub except: Vec<String>,
+    /// OWASP, ATLAS, CWE ids.
+    #[serde(default)]
+    pub references: Vec<String>,
+    /// Its own tests.
+    pub tests: Tests,
+}
+
+/// What finds candidates for a rule that has no literal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scanner {
+    /// Runs of at least seven digits, single separators allowed; the pattern runs around them.
+    Digits,
+    /// Every `@`; the pattern runs around it.
+    At,
+    /// Structural: a JSON object with two members of one name.
+    DuplicateKeys,
+    /// Structural: JSON nested deeper, or of more values, than the engine reads.
+    JsonLimits,
+    /// Structural: a URL longer than 8 KiB.
+    UrlLength,
+    /// Structural: a control character, raw or encoded, in a URL.
+    UrlControl,
+    /// Structural: more findings in one message than the engine keeps.
+    TooManyFindings,
+    /// Structural: a rule that could not run.
+    BrokenRule,
+}
+
+impl Scanner {
+    /// Whether the engine's own code finds it, without a pattern.
+    pub const fn structural(self) -> bool {
+        !matches!(self, Self::Digits | Self::At)
+    }
+}
+
+/// A check on what a pattern found.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(untagged)]
+pub enum Validator {
+    /// A named check, for example `luhn`.
+    Named(String),
+    /// Shannon entropy of at least so many bits per byte.
+    Entropy {
+        /// Bits per byte.
+        entropy: f64,
+    },
+    /// Several checks, all of which must hold.
+    All(Vec<Validator>),
+}
+
+impl fmt::Display for Validator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Named(n) => f.write_str(n),
+            Self::Entropy { entropy } => write!(f, "entropy >= {entropy}"),
+            Self::All(all) => {
+                for (i, v) in all.iter().enumerate() {
+                    write!(f, "{}{v}", if i == 0 { "" } else { " and " })?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Validator {
+    fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Named(n) if validate::by_name(n).is_none() => Err(format!("no validator is called `{n}`")),
+            Self::All(all) => all.iter().try_for_each(Self::check),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether `hit` passes.
+    pub(crate) fn accepts(&self, hit: &str) -> bool {
+        match self {
+            Self::Named(n) => validate::by_name(n).is_some_and(|v| v(hit)),
+            Self::Entropy { entropy } => validate::entropy(hit) >= *entropy,
+            Self::All(all) => all.iter().all(|v| v.accepts(hit)),
+        }
+    }
+}
+
+/// Words of which one must stand close to a match, in any case.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Near {
+    /// The words.
+    pub words: Vec<String>,
+    /// Bytes on either side of the match.
+    pub within: usize,
+}
+
+/// A rule's own tests.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tests {
+    /// Texts the rule must find.
+    pub positive: Vec<TestCase>,
+    /// Near misses it must leave alone.
+    pub negative: Vec<TestCase>,
+}
+
+/// One test: a text, and where it is seen.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(from = "RawCase")]
+pub struct TestCase {
+    /// Where the text is seen; the rule's first surface where the file names none.
+    pub surface: Option<Surface>,
+    /// The text.
+    pub text: String,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum RawCase {
+    Plain(String),
+    Placed(Placed),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Placed {
+    surface: Surface,
+    text: String,
+    /// How often the text stands in a row; for tests of lengths.
+    #[serde(default = "once")]
+    repeat: usize,
+}
+
+const fn once() -> usize {
+    1
+}
+
+/// Breaks up tokens in pack files so that secret scanners leave this repository alone.
+const SPLITTER: &str = "{+}";
+
+impl From<RawCase> for TestCase {
+    fn from(raw: RawCase) -> Self {
+        match raw {
+            RawCase::Plain(text) => Self { surface: None, text: text.replace(SPLITTER, "") },
+            RawCase::Placed(Placed { surface, text, repeat }) => {
+                Self { surface: Some(surface), text: text.replace(SPLITTER, "").repeat(repeat) }
+            }
+        }
+    }
+}
+
+/// The packs compiled into this binary, `core` first.
+const SHIPPED: [(&str, &str); 5] = [
+    ("core", include_str!("../../../../policies/packs/core.yaml")),
+    ("secrets", include_str!("../../../../policies/packs/secrets.yaml")),
+    ("prompt-injection", include_str!("../../../../policies/packs/prompt-injection.yaml")),
+    ("destructive", include_str!("../../../../policies/packs/destructive.yaml")),
+    ("pii", include_str!("../../../../policies/packs/pii.yaml")),
+];
+
+/// Every pack compiled into this binary, `core` first. Parsed once per process.
+pub fn shipped() -> Result<&'static [Pack], PackError> {
+    static PACKS: OnceLock<Vec<Pack>> = OnceLock::new();
+    if let Some(packs) = PACKS.get() {
+        return Ok(packs);
+    }
+    let packs = SHIPPED
+        .iter()
+        .map(|(name, text)| {
+            let pack = parse_pack(text)?;
+            if pack.pack == *name {
+                Ok(pack)
+            } else {
+                Err(PackError { pack: (*name).into(), problem: format!("calls itself `{}`", pack.pack) })
+            }
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut seen = std::collections::BTreeSet::new();
+    for pack in &packs {
+        for rule in &pack.rules {
+            if !seen.insert(rule.id.as_str()) {
+                return Err(PackError {
+                    pack: pack.pack.clone(),
+                    problem: format!("rule id {} is taken by another rule", rule.id),
+                });
+            }
+        }
+    }
+    Ok(PACKS.get_or_init(|| packs))
+}
+
+/// Parses and checks one pack. Patterns are parsed, not yet compiled; gates are derived.
+pub fn parse_pack(yaml: &str) -> Result<Pack, PackError> {
+    let mut pack: Pack = serde_saphyr::from_str(yaml)
+        .map_err(|e| PackError { pack: "file".into(), problem: e.to_string() })?;
+    let name = pack.pack.clone();
+    for rule in &mut pack.rules {
+        check_rule(rule)
+            .map_err(|p| PackError { pack: name.clone(), problem: format!("rule {}: {p}", rule.id) })?;
+    }
+    Ok(pack)
+}
+
+/// Parses a pattern as the engine will compile it.
+pub(crate) fn parse_pattern(pattern: &str) -> Result<Hir, String> {
+    regex_syntax::Parser::new().parse(pattern).map_err(|e| format!("pattern: {e}"))
+}
+
+fn check_rule(rule: &mut Rule) -> Result<(), String> {
+    if rule.id.is_empty()
+        || !rule.id.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'-')
+    {
+        return Err("an id is made of capitals, digits and dashes".into());
+    }
+    if rule.score > 100 {
+        return Err(format!("score {} is above 100", rule.score));
+    }
+    let structural = rule.scanner.is_some_and(Scanner::structural);
+    if structural != rule.pattern.is_empty() {
+        return Err("needs a pattern or a structural scanner, and not both".into());
+    }
+    if !structural {
+        let hir = parse_pattern(&rule.pattern)?;
+        if rule.scanner.is_none() {
+            if rule.literals.is_empty() {
+                rule.literals = gate::required_literals(&hir)
+                    .ok_or("no literal of three bytes or more stands in every match; name `literals` or a `scanner`")?
+                    .into_iter()
+                    .map(|l| String::from_utf8_lossy(&l).into_owned())
+                    .collect();
+            }
+            for l in &mut rule.literals {
+                l.make_ascii_lowercase();
+                if l.len() < gate::LEAST_LITERAL {
+                    return Err(format!("literal `{l}` is shorter than {} bytes", gate::LEAST_LITERAL));
+                }
+            }
+        }
+    }
+    if let Some(v) = &rule.validator {
+        v.check()?;
+    }
+    if let Some(near) = &rule.near
+        && (near.words.is_empty() || near.words.iter().any(String::is_empty) || near.within > 4096)
+    {
+        return Err("near: needs words, and `within` of at most 4096 bytes".into());
+    }
+    for e in &rule.except {
+        parse_pattern(e).map_err(|p| format!("except: {p}"))?;
+    }
+    // No text shows these two to a rule alone; tests of the engine do.
+    let unshowable = matches!(rule.scanner, Some(Scanner::TooManyFindings | Scanner::BrokenRule));
+    if !unshowable && (rule.tests.positive.len() < 2 || rule.tests.negative.len() < 2) {
+        return Err("tests: needs two positive and two negative cases at least".into());
+    }
+    Ok(())
+}

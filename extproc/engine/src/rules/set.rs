@@ -1,0 +1,351 @@
+//! Rules compiled together, and the search that runs them.
+
+use std::sync::OnceLock;
+
+use aho_corasick::{AhoCorasick, AhoCorasickBuilder, AhoCorasickKind, MatchKind};
+use regex_automata::meta::Regex;
+use regex_automata::{Input, util::captures::Captures};
+
+use super::gate;
+use super::pack::{Rule, Scanner, parse_pattern};
+use crate::finding::Surface;
+
+/// A regex's own memory while it is compiled, in bytes; a shipped pattern needs a tenth of it.
+const REGEX_LIMIT: usize = 4 << 20;
+/// Matches of one rule in one text that are kept: enough to redact a page full of addresses.
+const MOST_MATCHES: usize = 512;
+/// A pattern wider than this runs over the whole text instead of around its hits.
+const WIDEST: usize = 8192;
+
+/// One rule, ready to run.
+#[derive(Debug)]
+pub(crate) struct CompiledRule {
+    pub(crate) rule: Rule,
+    /// The pack it came from.
+    pub(crate) pack: &'static str,
+    /// One bit per surface.
+    surfaces: u16,
+    /// The longest match in bytes, where one exists.
+    width: Option<usize>,
+    /// Which group is the finding.
+    group: usize,
+    /// Compiled at first use: most rules of most sidecars never see a candidate.
+    regex: OnceLock<Option<Regex>>,
+    except: OnceLock<Option<Vec<Regex>>>,
+}
+
+/// What a rule found in a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hit {
+    pub(crate) rule: usize,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    /// The rule could not run; the whole text is its finding.
+    pub(crate) broken: bool,
+}
+
+/// All rules of a policy and their gate.
+#[derive(Debug)]
+pub(crate) struct RuleSet {
+    pub(crate) rules: Vec<CompiledRule>,
+    gate: Option<AhoCorasick>,
+    /// Rules behind each literal of the gate.
+    behind: Vec<Vec<u32>>,
+    digits: Vec<u32>,
+    at: Vec<u32>,
+}
+
+pub(crate) const fn bit(surface: Surface) -> u16 {
+    1 << surface as u16
+}
+
+fn compile(pattern: &str) -> Option<Regex> {
+    Regex::builder()
+        .configure(Regex::config().nfa_size_limit(Some(REGEX_LIMIT)).onepass_size_limit(Some(REGEX_LIMIT)))
+        .build(pattern)
+        .ok()
+}
+
+impl CompiledRule {
+    fn new(rule: Rule, pack: &'static str) -> Result<Self, String> {
+        let surfaces = if rule.surfaces.is_empty() {
+            u16::MAX
+        } else {
+            rule.surfaces.iter().fold(0, |m, s| m | bit(*s))
+        };
+        let (mut width, mut group) = (Some(0), 0);
+        if !rule.pattern.is_empty() {
+            let hir = parse_pattern(&rule.pattern)?;
+            width = hir.properties().maximum_len().filter(|w| *w <= WIDEST);
+            group = group_named_hit(&hir).unwrap_or(0);
+        }
+        Ok(Self { rule, pack, surfaces, width, group, regex: OnceLock::new(), except: OnceLock::new() })
+    }
+
+    fn regex(&self) -> Option<&Regex> {
+        self.regex.get_or_init(|| compile(&self.rule.pattern)).as_ref()
+    }
+
+    fn except(&self) -> Option<&[Regex]> {
+        self.except.get_or_init(|| self.rule.except.iter().map(|e| compile(e)).collect()).as_deref()
+    }
+
+    /// Whether every regex of the rule compiles within its bounds.
+    pub(crate) fn compiles(&self) -> bool {
+        (self.rule.pattern.is_empty() || self.regex().is_some()) && self.except().is_some()
+    }
+
+    fn confirms(&self, text: &str, start: usize, end: usize, except: &[Regex]) -> bool {
+        let hit = &text[start..end];
+        self.rule.validator.as_ref().is_none_or(|v| v.accepts(hit))
+            && self.rule.near.as_ref().is_none_or(|n| {
+                let bytes = text.as_bytes();
+                let before = &bytes[start.saturating_sub(n.within)..start];
+                let after = &bytes[end..bytes.len().min(end + n.within)];
+                n.words
+                    .iter()
+                    .any(|w| contains_fold(before, w.as_bytes()) || contains_fold(after, w.as_bytes()))
+            })
+            && !except.iter().any(|e| e.is_match(hit))
+    }
+
+    /// Runs the pattern over `from..to` of `text`; the characters around that range are seen by `\b`.
+    fn run(&self, index: usize, text: &str, from: usize, to: usize, out: &mut Vec<Hit>) {
+        let (Some(regex), Some(except)) = (self.regex(), self.except()) else {
+            out.push(Hit { rule: index, start: 0, end: text.len(), broken: true });
+            return;
+        };
+        let already = out.len();
+        let mut add = |start: usize, end: usize| {
+            if start < end && self.confirms(text, start, end, except) {
+                out.push(Hit { rule: index, start, end, broken: false });
+            }
+            out.len() < already + MOST_MATCHES
+        };
+        let input = Input::new(text).span(from..to);
+        if self.group == 0 {
+            for m in regex.find_iter(input) {
+                if !add(m.start(), m.end()) {
+                    break;
+                }
+            }
+        } else {
+            for caps in regex.captures_iter(input) {
+                let Some(span) = hit_span(&caps, self.group) else { continue };
+                if !add(span.0, span.1) {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+fn hit_span(caps: &Captures, group: usize) -> Option<(usize, usize)> {
+    caps.get_group(group).or_else(|| caps.get_group(0)).map(|s| (s.start, s.end))
+}
+
+fn group_named_hit(hir: &regex_syntax::hir::Hir) -> Option<usize> {
+    use regex_syntax::hir::HirKind;
+    match hir.kind() {
+        HirKind::Capture(c) if c.name.as_deref() == Some("hit") => Some(c.index as usize),
+        HirKind::Capture(c) => group_named_hit(&c.sub),
+        HirKind::Repetition(r) => group_named_hit(&r.sub),
+        HirKind::Concat(parts) | HirKind::Alternation(parts) => parts.iter().find_map(group_named_hit),
+        _ => None,
+    }
+}
+
+/// Whether `hay` contains `word`, ASCII case folded. Both are short here.
+fn contains_fold(hay: &[u8], word: &[u8]) -> bool {
+    hay.len() >= word.len() && hay.windows(word.len()).any(|w| w.eq_ignore_ascii_case(word))
+}
+
+/// Where a rule's pattern still has to run.
+#[derive(Clone, Copy)]
+struct Window {
+    rule: u32,
+    from: usize,
+    to: usize,
+}
+
+/// The windows of one search. Those of one rule are merged as they come, so that a text made of hits is
+/// read once per rule, not once per hit.
+#[derive(Default)]
+struct Windows {
+    open: Vec<Window>,
+    /// For each rule, the place of its latest window in `open`, plus one. Filled at the first hit: clean
+    /// text allocates nothing.
+    latest: Vec<u32>,
+}
+
+impl Windows {
+    fn add(&mut self, rules: usize, w: Window) {
+        if self.latest.is_empty() {
+            self.latest = vec![0; rules];
+        }
+        let latest = &mut self.latest[w.rule as usize];
+        // A gate reports hits by their end, so a window may start a literal's length before the last.
+        if let Some(last) = (*latest as usize).checked_sub(1).map(|i| &mut self.open[i])
+            && w.from <= last.to
+        {
+            last.from = last.from.min(w.from);
+            last.to = last.to.max(w.to);
+            return;
+        }
+        self.open.push(w);
+        *latest = self.open.len() as u32;
+    }
+}
+
+impl RuleSet {
+    /// Compiles rules together.
+    pub(crate) fn new(rules: impl IntoIterator<Item = (&'static str, Rule)>) -> Result<Self, String> {
+        let mut set = Self { rules: vec![], gate: None, behind: vec![], digits: vec![], at: vec![] };
+        let mut literals: std::collections::BTreeMap<String, Vec<u32>> = std::collections::BTreeMap::new();
+        for (pack, rule) in rules {
+            let index = set.rules.len() as u32;
+            match rule.scanner {
+                Some(Scanner::Digits) => set.digits.push(index),
+                Some(Scanner::At) => set.at.push(index),
+                Some(_) => {}
+                None => {
+                    for l in &rule.literals {
+                        literals.entry(l.clone()).or_default().push(index);
+                    }
+                }
+            }
+            set.rules.push(CompiledRule::new(rule, pack)?);
+        }
+        debug_assert!(literals.keys().all(|l| l.len() >= gate::LEAST_LITERAL));
+        if !literals.is_empty() {
+            // A DFA costs memory once and answers in one look-up per byte whatever the number of rules.
+            let gate = AhoCorasickBuilder::new()
+                .ascii_case_insensitive(true)
+                .match_kind(MatchKind::Standard)
+                .kind(Some(AhoCorasickKind::DFA))
+                .build(literals.keys())
+                .map_err(|e| format!("the gate could not be built: {e}"))?;
+            set.gate = Some(gate);
+            set.behind = literals.into_values().collect();
+        }
+        Ok(set)
+    }
+
+    /// Bytes the compiled gate holds.
+    pub(crate) fn gate_bytes(&self) -> usize {
+        self.gate.as_ref().map_or(0, AhoCorasick::memory_usage)
+    }
+
+    /// The structural rule for `scanner`, if it is on.
+    pub(crate) fn structural(&self, scanner: Scanner) -> Option<usize> {
+        self.rules.iter().position(|r| r.rule.scanner == Some(scanner))
+    }
+
+    /// Finds everything the rules of `surface` find in `text`.
+    pub(crate) fn search(&self, surface: Surface, text: &str, out: &mut Vec<Hit>) {
+        let bit = bit(surface);
+        let mut windows = Windows::default();
+        if let Some(gate) = &self.gate {
+            for m in gate.find_overlapping_iter(text) {
+                for &index in &self.behind[m.pattern().as_usize()] {
+                    if self.rules[index as usize].surfaces & bit != 0 {
+                        self.open(&mut windows, index, text, m.start(), m.end());
+                    }
+                }
+            }
+        }
+        if self.digits.iter().any(|i| self.rules[*i as usize].surfaces & bit != 0) {
+            for (start, end) in DigitRuns::new(text.as_bytes()) {
+                for &index in &self.digits {
+                    if self.rules[index as usize].surfaces & bit != 0 {
+                        self.open(&mut windows, index, text, start, end);
+                    }
+                }
+            }
+        }
+        if self.at.iter().any(|i| self.rules[*i as usize].surfaces & bit != 0) {
+            for at in memchr::memchr_iter(b'@', text.as_bytes()) {
+                for &index in &self.at {
+                    if self.rules[index as usize].surfaces & bit != 0 {
+                        self.open(&mut windows, index, text, at, at + 1);
+                    }
+                }
+            }
+        }
+        for w in windows.open {
+            let index = w.rule as usize;
+            self.rules[index].run(index, text, w.from, w.to, out);
+        }
+    }
+
+    /// Notes that a rule has to run around a hit of its gate.
+    fn open(&self, windows: &mut Windows, rule: u32, text: &str, start: usize, end: usize) {
+        let (from, to) = match self.rules[rule as usize].width {
+            Some(w) => {
+                (floor(text, start.saturating_sub(w)), ceil(text, end.saturating_add(w).min(text.len())))
+            }
+            None => (0, text.len()),
+        };
+        windows.add(self.rules.len(), Window { rule, from, to });
+    }
+}
+
+fn floor(text: &str, mut at: usize) -> usize {
+    while !text.is_char_boundary(at) {
+        at -= 1;
+    }
+    at
+}
+
+fn ceil(text: &str, mut at: usize) -> usize {
+    while !text.is_char_boundary(at) {
+        at += 1;
+    }
+    at
+}
+
+/// Runs of at least seven digits in which single spaces, dashes, dots, slashes or brackets may stand
+/// between digits: what card, account and telephone numbers look like.
+struct DigitRuns<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> DigitRuns<'a> {
+    const LEAST: usize = 7;
+    const fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+}
+
+impl Iterator for DigitRuns<'_> {
+    type Item = (usize, usize);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let bytes = self.bytes;
+        while self.at < bytes.len() {
+            if !bytes[self.at].is_ascii_digit() {
+                self.at += 1;
+                continue;
+            }
+            let start = self.at;
+            let mut digits = 0;
+            let mut end = start;
+            let mut at = start;
+            while at < bytes.len() {
+                if bytes[at].is_ascii_digit() {
+                    digits += 1;
+                    end = at + 1;
+                } else if at > end || !matches!(bytes[at], b' ' | b'-' | b'.' | b'/' | b'(' | b')') {
+                    break;
+                }
+                at += 1;
+            }
+            self.at = at.max(end);
+            if digits >= Self::LEAST {
+                return Some((start, end));
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,290 @@
+//! `sallyport up`: the sidecar on a laptop. The same Envoy, bootstrap and filter as in a guarded pod,
+//! from the same policy file, without a cluster.
+
+mod console;
+mod filter;
+mod watch;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use sallyport_api::{AgentPolicySpec, Mode};
+use sallyport_plan::{AccessLog, BaseUrl, ProxyListener, Settings};
+use serde_json::{Value, json};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::admin::Admin;
+use crate::envoy::{self, Envoy};
+use crate::rundir::RunDir;
+use console::{Console, Log};
+use filter::Filter;
+use watch::{Loaded, PolicyFile};
+
+/// Open calls get so long to end when we are told to stop: an LLM's answer may take a while, a person
+/// with a finger on Ctrl-C won't.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// How often the policy file is looked at; edits hold within a second.
+const POLL: Duration = Duration::from_millis(500);
+
+/// Ctrl-C's exit status by convention, for a stop that cut calls.
+const EXIT_INTERRUPTED: u8 = 130;
+
+const EXAMPLES: &str = "\
+Examples:
+  sallyport up -f policies/samples/support-bot.yaml
+      curl -x http://127.0.0.1:15001 http://example.com/
+  sallyport up -f policy.yaml --base-url 15002=https://api.openai.com
+      OPENAI_BASE_URL=http://127.0.0.1:15002/v1 python agent.py
+  sallyport up -f policy.yaml --proxy-port 16001 --log json | jq .
+
+https:// URLs can't be inspected through the proxy port and are refused there; give such a client a
+base URL. Edits to the policy file hold within a second. Ctrl-C lets open calls end, a second one
+doesn't.";
+
+/// Runs Envoy and the filter on this machine, from a policy file.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The AgentPolicy to enforce
+    #[arg(short = 'f', long = "file", value_name = "FILE")]
+    file: PathBuf,
+    /// Port of the HTTP proxy
+    #[arg(long, value_name = "PORT", default_value_t = 15001, value_parser = clap::value_parser!(u16).range(1..))]
+    proxy_port: u16,
+    /// Let http://127.0.0.1:PORT stand for an upstream, such as 15002=https://api.openai.com; repeatable
+    #[arg(long = "base-url", value_name = "PORT=URL", value_parser = base_url)]
+    base_urls: Vec<BaseUrl>,
+    /// Address of the HTTP proxy; base URLs are on 127.0.0.1 always
+    #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    listen: IpAddr,
+    /// The Envoy 1.40 to run; left out, $SALLYPORT_ENVOY, then .cache/envoy here or above, then PATH
+    #[arg(long, value_name = "PATH")]
+    envoy: Option<PathBuf>,
+    /// Directory for sockets and Envoy's bootstrap; left out, a fresh private one
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// PEM file with the authorities that upstreams' certificates are checked against
+    #[arg(long, value_name = "FILE")]
+    ca_bundle: Option<PathBuf>,
+    /// How decisions above `allow` are shown
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    log: Log,
+}
+
+fn base_url(text: &str) -> Result<BaseUrl, String> {
+    let (port, url) = text.split_once('=').ok_or("is not PORT=URL, such as 15002=https://api.openai.com")?;
+    let port = u16::from_str(port).ok().filter(|p| *p > 0).ok_or(format!("`{port}` is not a port"))?;
+    let upstream = url.parse().map_err(|e| format!("{e}; give scheme, host and port only"))?;
+    Ok(BaseUrl { port, upstream })
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let (file, loaded) = PolicyFile::open(&args.file)?;
+    check_ports(args)?;
+    let binary = envoy::find(args.envoy.as_deref())?;
+    let ca_bundle = ca_bundle(args.ca_bundle.as_deref())?;
+    let run_dir = RunDir::create(args.run_dir.as_deref())?;
+
+    let mut settings = Settings::new(run_dir.path());
+    settings.node_id = format!("sallyport-up-{}", std::process::id());
+    settings.proxy = Some(ProxyListener { address: args.listen, port: args.proxy_port });
+    settings.base_urls.clone_from(&args.base_urls);
+    settings.access_log = AccessLog::Off; // our own lines say more, and only where it matters
+    settings.ca_bundle = ca_bundle;
+
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
+    let ended = runtime.block_on(guard(args, &binary, &settings, file, loaded));
+    let removed = run_dir.remove();
+    let code = ended?;
+    removed.map(|()| code)
+}
+
+/// From the first socket to the last.
+async fn guard(
+    args: &Args,
+    binary: &Path,
+    settings: &Settings,
+    mut file: PolicyFile,
+    loaded: Loaded,
+) -> anyhow::Result<ExitCode> {
+    // Before anything is started, so that no Ctrl-C finds nobody home.
+    let mut signals = Signals::new()?;
+    let Loaded { policy, engine } = loaded;
+    let rules = engine.rule_count();
+    let console = Console::start(args.log).context("no thread for the console")?;
+    let mut filter = Filter::start(&settings.extproc_socket(), engine, Arc::new(console))?;
+
+    let rendered = sallyport_plan::render(&policy.spec, settings);
+    let bootstrap = settings.run_dir.join("envoy.json");
+    std::fs::write(&bootstrap, rendered.to_string())
+        .with_context(|| format!("{}: can't be written", bootstrap.display()))?;
+    let mut envoy = Envoy::start(binary, &bootstrap, Admin::new(settings.admin_socket()))?;
+    tokio::select! {
+        ready = envoy.ready() => ready?,
+        error = filter.ended() => return Err(error),
+        () = signals.next() => {
+            envoy.kill().await;
+            return Ok(ExitCode::from(EXIT_INTERRUPTED));
+        }
+    }
+    announce(args, &policy.metadata.name, &policy.spec, rules);
+
+    let mut poll = tokio::time::interval(POLL);
+    poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            error = envoy.ended() => return Err(error),
+            error = filter.ended() => return Err(error),
+            () = signals.next() => break,
+            _ = poll.tick() => match file.poll() {
+                None => {}
+                Some(Ok(new)) => take(&filter, new, settings, &rendered),
+                Some(Err(e)) => eprintln!("{e:#}\nthe last good policy stays in force"),
+            },
+        }
+    }
+    eprintln!("draining; Ctrl-C again stops at once");
+    let drained = tokio::select! {
+        stopped = envoy.stop(DRAIN) => stopped.is_ok(),
+        () = signals.next() => false, // dropping Envoy's handle kills it
+    };
+    filter.stop().await;
+    Ok(if drained { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INTERRUPTED) })
+}
+
+/// Puts an edited policy in force, and says what of it has to wait.
+fn take(filter: &Filter, new: Loaded, settings: &Settings, rendered: &Value) {
+    let (spec, rules) = (new.policy.spec, new.engine.rule_count());
+    filter.swap(new.engine);
+    eprintln!("policy {} reloaded ({}), {rules} rules", new.policy.metadata.name, mode(&spec));
+    if sallyport_plan::render(&spec, settings) != *rendered {
+        eprintln!(
+            "mode, failurePolicy or limits.maxBodyBytes changed: what Envoy itself does by them (a filter \
+             that can't answer, bodies too large) changes when `sallyport up` is started again"
+        );
+    }
+}
+
+fn mode(spec: &AgentPolicySpec) -> &'static str {
+    match spec.mode {
+        Mode::Enforce => "Enforce",
+        Mode::Observe => "Observe, nothing is blocked or changed",
+    }
+}
+
+fn announce(args: &Args, name: &str, spec: &AgentPolicySpec, rules: usize) {
+    use std::fmt::Write as _;
+
+    let host = |address: IpAddr| SocketAddr::new(address, args.proxy_port);
+    let reachable = if args.listen.is_unspecified() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { args.listen };
+    let proxy = format!("http://{}", host(reachable));
+    let mut banner = format!(
+        "Sallyport {} guards by policy {name} ({}), {rules} rules\n  proxy     {proxy}\n            curl -x {proxy} http://example.com/\n",
+        env!("CARGO_PKG_VERSION"),
+        mode(spec),
+    );
+    for base in &args.base_urls {
+        let (port, upstream) = (base.port, base.upstream.url());
+        let _ = writeln!(banner, "  base URL  http://127.0.0.1:{port} stands for {upstream}");
+        let _ = writeln!(banner, "            OPENAI_BASE_URL=http://127.0.0.1:{port}/v1");
+    }
+    if !args.listen.is_loopback() {
+        banner += "  Whoever reaches this address can use the proxy.\n";
+    }
+    if args.log == Log::Json {
+        eprintln!("{banner}ready");
+        let ports: Vec<_> = args.base_urls.iter().map(|b| b.port).collect();
+        let ready = json!({"event": "ready", "policy": name, "rules": rules, "proxy_port": args.proxy_port, "base_url_ports": ports});
+        println!("{ready}");
+    } else {
+        println!("{banner}ready");
+    }
+}
+
+/// A port that is taken is found here, where its flag can be named: Envoy would share it silently with
+/// another Envoy (it sets SO_REUSEPORT), or die with a message about sockets.
+fn check_ports(args: &Args) -> anyhow::Result<()> {
+    let proxy = (args.listen, args.proxy_port, format!("--proxy-port {}", args.proxy_port), "--proxy-port");
+    let bases = args.base_urls.iter().map(|b| {
+        let flag = format!("--base-url {}={}", b.port, b.upstream.url());
+        (IpAddr::V4(Ipv4Addr::LOCALHOST), b.port, flag, "--base-url")
+    });
+    // All are held until all are checked, so that a port given twice is found, too.
+    let mut held = Vec::new();
+    for (address, port, given, flag) in std::iter::once(proxy).chain(bases) {
+        let socket = SocketAddr::new(address, port);
+        match TcpListener::bind(socket) {
+            Ok(listener) => held.push(listener),
+            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => bail!(
+                "{given}: port {port} is in use on {address}, perhaps by another `sallyport up`; \
+                 give another one with {flag}"
+            ),
+            Err(e) => return Err(anyhow!(e).context(format!("{given}: can't listen on {socket}"))),
+        }
+    }
+    Ok(())
+}
+
+/// Where distributions keep the system's authorities.
+const CA_BUNDLES: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+fn ca_bundle(named: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let from_environment = std::env::var_os("SSL_CERT_FILE").filter(|f| !f.is_empty()).map(PathBuf::from);
+    if let Some(path) = named.map(Path::to_owned).or(from_environment) {
+        ensure!(path.is_file(), "{}: the CA bundle is not a file", path.display());
+        return Ok(path);
+    }
+    let found = CA_BUNDLES.iter().map(PathBuf::from).find(|p| p.is_file());
+    found.context("no CA bundle found; install the package ca-certificates, or name one with --ca-bundle")
+}
+
+/// Ctrl-C, and what a service manager or a closing terminal sends.
+struct Signals([Signal; 3]);
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        let on = |kind| signal(kind).context("signals can't be watched");
+        Ok(Self([on(SignalKind::interrupt())?, on(SignalKind::terminate())?, on(SignalKind::hangup())?]))
+    }
+
+    async fn next(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_base_url_is_a_port_and_an_upstream() {
+        let base = base_url("15002=https://api.openai.com").unwrap();
+        assert_eq!((base.port, base.upstream.url().as_str()), (15002, "https://api.openai.com:443"));
+        for (text, error) in [
+            ("https://x", "PORT=URL"),
+            ("0=https://x", "`0` is not a port"),
+            ("70000=https://x", "`70000` is not a port"),
+            ("1=https://x/v1", "scheme, host and port only"),
+            ("1=ftp://x", "http://"),
+        ] {
+            let e = base_url(text).unwrap_err();
+            assert!(e.contains(error), "{e}");
+        }
+    }
+}

@@ -28,7 +28,7 @@ use crate::observer::Direction;
 use crate::reply::{self, Send};
 use crate::tally::{Subject, Tally};
 
-use ending::{tunnel_denied, unenforceable};
+use ending::unenforceable;
 use step::Side;
 pub use step::{Context, Note, Outcome, Settled, Step, Work};
 
@@ -127,11 +127,11 @@ impl Exchange {
         };
         self.request_tally.add(verdict);
 
-        // What turns the connection into a tunnel takes it out of our sight.
+        // What turns the connection into a tunnel takes it out of our sight, whatever the policy says.
         let upgrade = head::is_upgrade(&request);
         let tunnel = upgrade || (request.method == "CONNECT" && !self.cx.tunnels_inspected);
         if tunnel && !self.request_tally.verdict.decision.refuses() {
-            self.request_tally.add(tunnel_denied());
+            self.request_tally.failed(TransportFailure::TunnelDenied);
         }
 
         // A length that is announced is judged before a byte of it is awaited.
@@ -227,7 +227,7 @@ impl Exchange {
         self.response_tally.add(verdict);
         let tunnel = response.status == 101;
         if tunnel && !self.response_tally.verdict.decision.refuses() {
-            self.response_tally.add(tunnel_denied());
+            self.response_tally.failed(TransportFailure::TunnelDenied);
         }
         let body = !message.end_of_stream && !tunnel && request.method != "CONNECT";
         let coding = Coding::of(&response.headers);

@@ -1,6 +1,6 @@
 //! Envoy's header messages, read into the engine's terms.
 
-use sallyport_engine::{Code, Decision, RequestHead, ResponseHead, Verdict};
+use sallyport_engine::{RequestHead, ResponseHead, TransportFailure, Verdict};
 use sallyport_proto::ext_proc::{HeaderMap, ProcessingRequest};
 
 /// The destination of a base-URL listener: its client talks to us, and the listener says whom for.
@@ -112,12 +112,7 @@ pub(crate) fn id_attribute(message: &ProcessingRequest) -> Option<&str> {
 
 /// The verdict on a head that makes no sense.
 pub(crate) fn bad_url(why: &str) -> Verdict {
-    Verdict {
-        decision: Decision::Block,
-        code: Some(Code::BadUrl),
-        message: why.to_owned(),
-        ..Verdict::default()
-    }
+    Verdict { message: why.to_owned(), ..TransportFailure::BadUrl.verdict() }
 }
 
 /// What a `content-length` says. Two that differ, or one that is no number, say nothing that could be

@@ -8,7 +8,8 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use sallyport_api::AgentPolicySpec;
 use sallyport_engine::{
-    BodyVerdict, Engine, RequestHead, ResponseHead, StreamScanner, StreamStep, TransportFailure, Verdict,
+    BodyVerdict, Engine, Protocol, RequestHead, ResponseHead, StreamScanner, StreamStep, TransportFailure,
+    Verdict,
 };
 
 use crate::budget::Held;
@@ -33,7 +34,12 @@ pub trait Judge: Send + Sync + 'static {
         now: Timestamp,
     ) -> BodyVerdict;
     /// See [`Engine::response_stream`].
-    fn response_stream(self: Arc<Self>, request: &RequestHead, response: &ResponseHead) -> Box<dyn Scan>;
+    fn response_stream(
+        self: Arc<Self>,
+        request: &RequestHead,
+        response: &ResponseHead,
+        answers: &Protocol,
+    ) -> Box<dyn Scan>;
 }
 
 /// Incremental scanning of one response; see [`StreamScanner`].
@@ -71,8 +77,13 @@ impl Judge for Engine {
         Engine::response_body(self, request, response, body, now)
     }
 
-    fn response_stream(self: Arc<Self>, request: &RequestHead, response: &ResponseHead) -> Box<dyn Scan> {
-        Box::new(Engine::response_stream(&self, request, response, &sallyport_engine::Protocol::Unknown))
+    fn response_stream(
+        self: Arc<Self>,
+        request: &RequestHead,
+        response: &ResponseHead,
+        answers: &Protocol,
+    ) -> Box<dyn Scan> {
+        Box::new(Engine::response_stream(&self, request, response, answers))
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is told about every message that was decided: the seam for receipts, metrics and logs.
 
-use sallyport_engine::{Code, Decision, Protocol, Verdict};
+use sallyport_engine::{Code, Protocol, Verdict};
 
 /// Which way a message went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,13 +77,9 @@ impl<'a> Record<'a> {
     }
 }
 
-/// The code of a verdict that refuses. An engine that gives none still refuses by policy.
+/// The code of a verdict that refuses.
 pub(crate) fn code(verdict: &Verdict) -> Option<Code> {
-    match verdict.decision {
-        Decision::Hold => Some(verdict.code.unwrap_or(Code::Held)),
-        Decision::Block => Some(verdict.code.unwrap_or(Code::PolicyDenied)),
-        _ => None,
-    }
+    verdict.code.filter(|_| verdict.decision.refuses())
 }
 
 pub(crate) fn rules(verdict: &Verdict) -> Vec<&str> {

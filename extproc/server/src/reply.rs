@@ -3,13 +3,12 @@
 use bytes::Bytes;
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
-use sallyport_engine::{Decision, Protocol, RequestHead, Verdict};
+use sallyport_engine::{Code, Decision, Protocol, RequestHead, Verdict, error_body};
 use sallyport_proto::ext_proc::{
     BodyMutation, BodyResponse, BodySendMode, CommonResponse, GrpcStatus, HeaderAppendAction, HeaderMutation,
     HeaderSendMode, HeaderValue, HeaderValueOption, HeadersResponse, HttpStatus, ImmediateResponse, Mutation,
     ProcessingMode, ProcessingResponse, Reply, StreamedBodyResponse, TrailersResponse,
 };
-use serde::Serialize;
 
 use crate::observer::{self, Direction};
 
@@ -20,8 +19,6 @@ pub const DECISION_HEADER: &str = "x-sallyport-decision";
 
 /// gRPC's PERMISSION_DENIED.
 const PERMISSION_DENIED: u32 = 7;
-/// JSON-RPC leaves -32000 to -32099 to the server.
-const RPC_REFUSED: i32 = -32001;
 
 /// Headers that describe a body's bytes, and are wrong once the bytes are others.
 const BODY_DESCRIPTIONS: [&str; 6] =
@@ -166,68 +163,18 @@ pub(crate) fn trailers(direction: Direction) -> ProcessingResponse {
     }
 }
 
-#[derive(Serialize)]
-struct Refusal<'a> {
-    code: &'static str,
-    decision: Decision,
-    rules: Vec<&'a str>,
-    policies: Vec<&'a str>,
-    reason: &'a str,
-    request_id: &'a str,
-    message: String,
-}
-
-#[derive(Serialize)]
-struct HttpError<'a> {
-    error: Refusal<'a>,
-}
-
-#[derive(Serialize)]
-struct RpcError<'a> {
-    jsonrpc: &'static str,
-    id: serde_json::Value,
-    error: RpcErrorBody<'a>,
-}
-
-#[derive(Serialize)]
-struct RpcErrorBody<'a> {
-    code: i32,
-    message: String,
-    data: Refusal<'a>,
-}
-
 /// Refuses a message with an answer of our own. `call` is what the request's body turned out to be: an MCP
 /// client waits for a JSON-RPC answer to its id, and reads an HTTP error as a broken transport.
 pub(crate) fn refuse(
     verdict: &Verdict,
-    direction: Direction,
     request: &RequestHead,
     request_id: &str,
     call: &Protocol,
 ) -> ProcessingResponse {
-    let code = observer::code(verdict).unwrap_or(sallyport_engine::Code::Internal);
-    let rules = observer::rules(verdict);
-    let mut message = format!("Sallyport refused the {}: {}", direction.as_str(), verdict.message);
-    if !rules.is_empty() {
-        message = format!("{message} ({})", rules.join(", "));
-    }
-    let refusal = Refusal {
-        code: code.as_str(),
-        decision: verdict.decision,
-        rules,
-        policies: observer::policies(verdict),
-        reason: &verdict.message,
-        request_id,
-        message,
-    };
-    let (status, json) = match call {
-        Protocol::Mcp { id: Some(id) } => {
-            // The id came from the peer as raw JSON: what does not parse is answered as null, not echoed.
-            let id = serde_json::from_str(id).unwrap_or(serde_json::Value::Null);
-            let error = RpcErrorBody { code: RPC_REFUSED, message: refusal.message.clone(), data: refusal };
-            (200, serde_json::to_vec(&RpcError { jsonrpc: "2.0", id, error }))
-        }
-        _ => (code.http_status(), serde_json::to_vec(&HttpError { error: refusal })),
+    let code = observer::code(verdict).unwrap_or(Code::Internal);
+    let status = match call {
+        Protocol::Mcp { id: Some(_) } => 200,
+        _ => code.http_status(),
     };
     let grpc = request.header("content-type").is_some_and(|t| t.starts_with("application/grpc"));
     let response = ImmediateResponse {
@@ -239,8 +186,7 @@ pub(crate) fn refuse(
             ],
             ..HeaderMutation::default()
         }),
-        // These types always serialize; were it otherwise, an empty body still refuses.
-        body: json.unwrap_or_default().into(),
+        body: error_body(verdict, request_id, call).into(),
         grpc_status: grpc.then_some(GrpcStatus { status: PERMISSION_DENIED }),
         details: format!("sallyport_{}", code.as_str()),
     };
@@ -259,7 +205,7 @@ pub(crate) fn metadata(verdict: &Verdict, enforced: bool) -> Option<Struct> {
     let string = |s: &str| Value { kind: Some(Kind::StringValue(s.to_owned())) };
     let fields = [
         ("decision", string(verdict.decision.as_str())),
-        ("code", string(observer::code(verdict).map_or("", sallyport_engine::Code::as_str))),
+        ("code", string(observer::code(verdict).map_or("", Code::as_str))),
         ("rules", string(&observer::rules(verdict).join(","))),
         ("enforced", Value { kind: Some(Kind::BoolValue(enforced)) }),
         ("score", Value { kind: Some(Kind::NumberValue(f64::from(verdict.score))) }),

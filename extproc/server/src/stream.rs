@@ -214,7 +214,7 @@ pub(crate) type JudgeSlot = watch::Sender<Arc<dyn crate::judge::Judge>>;
 mod tests {
     use jiff::Timestamp;
     use sallyport_api::AgentPolicySpec;
-    use sallyport_engine::{BodyVerdict, RequestHead, ResponseHead, StreamStep, Verdict};
+    use sallyport_engine::{BodyVerdict, Protocol, RequestHead, ResponseHead, StreamStep, Verdict};
     use sallyport_proto::ext_proc::{HeaderMap, HeaderValue, HttpBody, HttpHeaders, Message};
 
     use super::*;
@@ -241,7 +241,12 @@ mod tests {
         fn response_body(&self, _: &RequestHead, _: &ResponseHead, _: &[u8], _: Timestamp) -> BodyVerdict {
             BodyVerdict::default()
         }
-        fn response_stream(self: Arc<Self>, _: &RequestHead, _: &ResponseHead) -> Box<dyn Scan> {
+        fn response_stream(
+            self: Arc<Self>,
+            _: &RequestHead,
+            _: &ResponseHead,
+            _: &Protocol,
+        ) -> Box<dyn Scan> {
             Box::new(Sponge)
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sallyport_engine::{BodyVerdict, Decision, Protocol, RequestHead, TransportFailure, Verdict};
+use sallyport_engine::{BodyVerdict, Code, Decision, Protocol, RequestHead, TransportFailure, Verdict};
 
 use crate::judge::guarded;
 use crate::observer::{Direction, Observer, Record};
@@ -28,7 +28,12 @@ impl Tally {
         let verdict = &mut self.verdict;
         let louder = other.decision > verdict.decision;
         if louder || (other.decision == verdict.decision && verdict.message.is_empty()) {
-            verdict.code = other.code;
+            // An engine that names no code still refuses by policy.
+            verdict.code = other.code.or(match other.decision {
+                Decision::Hold => Some(Code::Held),
+                Decision::Block => Some(Code::PolicyDenied),
+                _ => None,
+            });
             verdict.message = other.message;
         }
         self.news |= other.decision > Decision::Allow;

@@ -49,8 +49,7 @@ async fn to(point: &str, rig: &Rig) -> Call {
         return call;
     }
     call.ask(response_body("one\n", false)).await;
-    call.send(response_body("held back", false)).await;
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(call.ask_line(response_body("held back", false)).await, "response body emit=");
     call
 }
 

@@ -48,7 +48,7 @@ impl Exchange {
             return self.judge(Direction::Response, body.into(), held);
         }
         self.response_side = Side::Hold { body, held };
-        Step::Wait
+        self.forward(Bytes::new(), false)
     }
 
     pub(super) fn judge(&mut self, direction: Direction, body: Bytes, held: Held) -> Step {
@@ -120,7 +120,8 @@ impl Exchange {
     /// A scanner for a response that is forwarded while it arrives.
     pub(super) fn scanner(&mut self, held: Held) -> Result<Side, TransportFailure> {
         let judge = Arc::clone(&self.cx.judge);
-        let scanner = guarded(|| judge.response_stream(&self.subject.request, &self.response))?;
+        let (request, answers) = (&self.subject.request, &self.request_tally.protocol);
+        let scanner = guarded(|| judge.response_stream(request, &self.response, answers))?;
         Ok(Side::Scan { scanner, held })
     }
 
@@ -186,17 +187,15 @@ impl Exchange {
                 None if end => self.forward(emit.into(), true),
                 None => {
                     self.response_side = Side::Scan { scanner, held };
-                    if emit.is_empty() {
-                        self.wait(Direction::Response)
-                    } else {
-                        self.forward(emit.into(), false)
-                    }
+                    self.forward(emit.into(), false)
                 }
             },
         }
     }
 
-    /// Forwards bytes of a response; from then on it can be cut, but no longer refused.
+    /// Forwards bytes of a response; from then on it can be cut, but no longer refused. A chunk that is held
+    /// back whole is answered too, with no bytes: Envoy keeps trailers that came together with it until all
+    /// chunks before them are answered, and would wait as we would.
     fn forward(&mut self, bytes: Bytes, end: bool) -> Step {
         self.forwarded += bytes.len() as u64;
         self.answer(Direction::Response, reply::streamed(bytes, end), end)

@@ -73,13 +73,6 @@ impl Exchange {
         if self.account(direction, done) { Step::Answer(answer) } else { self.untraced() }
     }
 
-    /// Gives no answer yet.
-    pub(super) fn wait(&mut self, direction: Direction) -> Step {
-        let started = self.started;
-        self.tally(direction).busy += started.elapsed();
-        Step::Wait
-    }
-
     /// Refuses the message with an answer of our own, or by an error where part of it has left.
     pub(super) fn refuse(&mut self, direction: Direction) -> Step {
         let code = observer::code(&self.tally(direction).verdict).unwrap_or(Code::Internal);
@@ -95,7 +88,7 @@ impl Exchange {
             Direction::Response => &self.response_tally.verdict,
         };
         let (request, call) = (&self.subject.request, &self.request_tally.protocol);
-        Step::Answer(Box::new(reply::refuse(verdict, direction, request, &self.subject.id, call)))
+        Step::Answer(Box::new(reply::refuse(verdict, request, &self.subject.id, call)))
     }
 
     /// Ends the stream by an error: there is no answer that Envoy would take.
@@ -170,16 +163,6 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         self.abandon(None);
-    }
-}
-
-/// A tunnel that the engine did not refuse is refused here: its bytes could not be inspected.
-pub(super) fn tunnel_denied() -> Verdict {
-    Verdict {
-        decision: Decision::Block,
-        code: Some(Code::TunnelDenied),
-        message: "the connection would become a tunnel, whose bytes can't be inspected".to_owned(),
-        ..Verdict::default()
     }
 }
 

@@ -93,4 +93,6 @@ fn gzip(text: &str) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
+/// The answer to a chunk that is held back whole: without one, its trailers would never come.
+const HELD: &str = "response body emit=";
 const REQUEST: &str = "request headers +accept-encoding=identity";

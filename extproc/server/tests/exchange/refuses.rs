@@ -242,7 +242,7 @@ fn a_refusal_says_which_policy_and_why() {
             "policies": ["test-words"],
             "reason": "a word was seen",
             "request_id": "id-1",
-            "message": "Sallyport refused the request: a word was seen",
+            "message": "Sallyport refused this message: a word was seen",
         }})
     );
 }

@@ -113,7 +113,12 @@ impl Judge for Words {
         body(bytes)
     }
 
-    fn response_stream(self: Arc<Self>, _request: &RequestHead, response: &ResponseHead) -> Box<dyn Scan> {
+    fn response_stream(
+        self: Arc<Self>,
+        _request: &RequestHead,
+        response: &ResponseHead,
+        _answers: &Protocol,
+    ) -> Box<dyn Scan> {
         assert_ne!(response.header("x-scanner"), Some("panic"), "asked to");
         Box::new(Lines {
             sse: response.header("content-type") == Some("text/event-stream"),

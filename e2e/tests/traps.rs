@@ -4,11 +4,12 @@
 //! down what is true now, and its comment says what replaces it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::time::Duration;
 
 use sallyport_api::AgentPolicySpec;
-use sallyport_e2e::client::{Body, End, raw};
+use sallyport_e2e::client::{Answer, Body, End, raw};
 use sallyport_e2e::fault_extproc::TAIL;
 use sallyport_e2e::rig::{Filter, Plan, Rig};
 use sallyport_e2e::upstream::pattern;
@@ -153,27 +154,51 @@ fn trap_05_06_no_xds_is_configured() {
     }
 }
 
-/// A websocket behind a held body hangs, and behind none passes uninspected. Envoy refuses the upgrade
-/// itself, at once, whatever the filter wants and whether it lives.
+/// A websocket behind a held body hangs, and behind none passes uninspected. The real filter refuses it
+/// (see path.rs); whatever the filter says, and whether it lives, a route refuses it after it.
 #[test]
-fn trap_08_websocket_is_refused_at_once_and_never_reaches_the_upstream() {
+fn trap_08_an_upgrade_is_refused_and_never_reaches_the_upstream() {
     let observing = Plan::new(Filter::None).observe().start();
     for rig in [faulty(), observing] {
-        for modes in ["none,none", "buffered,buffered", "none,streamed"] {
-            let answer = rig
-                .get("/ws")
-                .header("connection", "Upgrade")
-                .header("upgrade", "websocket")
-                .header("sec-websocket-version", "13")
-                .header("sec-websocket-key", "x3JJHMbDL1EzLkh9GBhXDw==")
-                .header("x-modes", modes)
-                .deadline(SOON)
-                .send()
-                .unwrap();
-            assert_eq!(answer.expect_refusal(403, "tunnel_denied").end, End::Clean);
+        for listener in [rig.proxy, rig.base] {
+            for (kind, modes) in
+                [("websocket", "none,none"), ("websocket", "none,streamed"), ("WebSocket", "streamed,none"), ("raw", "")]
+            {
+                let answer = upgrade(&rig, listener, kind, modes, SOON);
+                assert_eq!(answer.expect_refusal(403, "tunnel_denied").end, End::Clean, "{kind} {modes}");
+            }
         }
         assert_eq!(rig.upstream.seen.requests("/ws"), 0);
     }
+}
+
+/// A filter that asks for the body of an upgrade waits for one that never ends. The real one does not; if
+/// it did, the idle timeout, shortened here, would end the call, and still nothing would be forwarded.
+#[test]
+fn trap_08_an_upgrade_whose_body_the_filter_asks_for_is_never_forwarded() {
+    let rig = Plan::new(Filter::Faulty)
+        .patch(|b| {
+            let text = b.to_string().replace("\"stream_idle_timeout\":\"300s\"", "\"stream_idle_timeout\":\"1s\"");
+            *b = serde_json::from_str(&text).unwrap();
+        })
+        .start();
+    let answer = upgrade(&rig, rig.proxy, "websocket", "buffered,none", 2 * SOON);
+    assert_ne!(answer.status, 101);
+    assert_ne!(answer.end, End::TimedOut);
+    assert_eq!(rig.upstream.seen.requests("/ws"), 0);
+}
+
+fn upgrade(rig: &Rig, listener: SocketAddr, kind: &str, modes: &str, deadline: Duration) -> Answer {
+    rig.get("/ws")
+        .via(listener)
+        .header("connection", "Upgrade")
+        .header("upgrade", kind)
+        .header("sec-websocket-version", "13")
+        .header("sec-websocket-key", "x3JJHMbDL1EzLkh9GBhXDw==")
+        .header("x-modes", modes)
+        .deadline(deadline)
+        .send()
+        .unwrap()
 }
 
 /// CONNECT, the other way to open a tunnel.

@@ -127,17 +127,12 @@ pub enum EgressAction {
 /// Which rules look at the traffic.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[derive(Default)]
 pub struct Detection {
     /// Pack names. `core` is always on, named or not. Left out, every shipped pack is on.
     pub packs: Option<Vec<String>>,
     /// What single rules do instead of what the shipped policies say. Rules of `core` can't be overridden.
     pub overrides: Vec<RuleOverride>,
-}
-
-impl Default for Detection {
-    fn default() -> Self {
-        Self { packs: None, overrides: Vec::new() }
-    }
 }
 
 /// A rule's action, set by hand.

@@ -180,5 +180,7 @@ impl Detector {
 
 /// A hash by which two findings of the same text can be recognised without keeping it.
 fn evidence(text: &str) -> String {
-    Sha256::digest(text.as_bytes()).iter().take(8).map(|b| format!("{b:02x}")).collect()
+    let head = Sha256::digest(text.as_bytes());
+    let value = head.iter().take(8).fold(0u64, |v, b| v << 8 | u64::from(*b));
+    format!("{value:016x}")
 }

@@ -7,14 +7,14 @@ use sallyport_api::AgentPolicySpec;
 
 use crate::body::extract::{Body, Direction, Extracted, extract};
 use crate::body::head::{LONGEST_URL, header_segments, url_of, url_structure};
-use crate::body::redact;
+use crate::body::redact::{self, Edit};
 use crate::body::segment::{Origin, Place, Role, Segment};
 use crate::body::stream::StreamScanner;
 use crate::decide::cedar::{Ask, Found, Policies};
 use crate::decide::egress;
+use crate::detect::{Detector, Item};
 use crate::finding::{Category, Finding, Surface};
 use crate::message::{RequestHead, ResponseHead};
-use crate::detect::{Detector, Item};
 use crate::rules::shipped;
 use crate::verdict::{BodyVerdict, Code, Decision, Protocol, Verdict};
 
@@ -101,13 +101,19 @@ impl Engine {
             tunnel: head.method == "CONNECT" || head.header("upgrade").is_some(),
             now,
         };
-        self.judge(&frame, &ex, None).verdict
+        self.judge(&frame, &ex).0
     }
 
     /// Decides on a whole request body (decoded).
     pub fn request_body(&self, head: &RequestHead, body: &[u8], now: Timestamp) -> BodyVerdict {
-        let frame =
-            Frame { direction: Direction::Request, head, status: 0, egress_allowed: true, tunnel: false, now };
+        let frame = Frame {
+            direction: Direction::Request,
+            head,
+            status: 0,
+            egress_allowed: true,
+            tunnel: false,
+            now,
+        };
         self.body(&frame, Surface::RequestBody, body)
     }
 
@@ -115,7 +121,7 @@ impl Engine {
     pub fn response_head(&self, request: &RequestHead, response: &ResponseHead, now: Timestamp) -> Verdict {
         let mut ex = Extracted::default();
         header_segments(&mut ex, &response.headers);
-        self.judge(&Self::response_frame(request, response, now), &ex, None).verdict
+        self.judge(&Self::response_frame(request, response, now), &ex).0
     }
 
     /// Decides on a whole response body (decoded).
@@ -137,14 +143,14 @@ impl Engine {
         bytes: &[u8],
         skip: &[usize],
         now: Timestamp,
-    ) -> BodyVerdict {
+    ) -> (Verdict, Vec<Edit>) {
         let body = Body::new(bytes);
         let mut ex = extract(&body, Direction::Response, Surface::ResponseBody);
         ex.segments.retain(|s| match &s.origin {
             Origin::Body { at, .. } => !skip.contains(at),
             Origin::Elsewhere => true,
         });
-        self.judge(&Self::response_frame(request, response, now), &ex, Some(bytes))
+        self.judge(&Self::response_frame(request, response, now), &ex)
     }
 
     fn response_frame<'a>(head: &'a RequestHead, response: &ResponseHead, now: Timestamp) -> Frame<'a> {
@@ -183,7 +189,7 @@ impl Engine {
             text: text.into(),
             origin: Origin::Body { at: 0, map: None, bare: false },
         });
-        self.judge(&scan_frame(&head, surface, now), &ex, None).verdict
+        self.judge(&scan_frame(&head, surface, now), &ex).0
     }
 
     /// Looks at one JSON document, as `sallyport scan` does.
@@ -195,7 +201,9 @@ impl Engine {
     fn body(&self, frame: &Frame<'_>, default: Surface, bytes: &[u8]) -> BodyVerdict {
         let body = Body::new(bytes);
         let ex = extract(&body, frame.direction, default);
-        self.judge(frame, &ex, Some(bytes))
+        let (verdict, edits) = self.judge(frame, &ex);
+        let rewritten = (verdict.decision == Decision::Redact).then(|| redact::apply(bytes, edits));
+        BodyVerdict { verdict, rewritten, protocol: ex.protocol }
     }
 
     /// Looks at texts without a body to rewrite: what a stream has shown so far. Returns the verdict and,
@@ -228,21 +236,18 @@ impl Engine {
         (verdict, cuts)
     }
 
-    fn judge(&self, frame: &Frame<'_>, ex: &Extracted<'_>, body: Option<&[u8]>) -> BodyVerdict {
+    /// Finds, decides, and says what a redaction cuts out of the body.
+    fn judge(&self, frame: &Frame<'_>, ex: &Extracted<'_>) -> (Verdict, Vec<Edit>) {
         let items = self.detector.find(ex);
         let verdict = self.decide(frame, ex, &items);
-        let rewritten = body.filter(|_| verdict.decision == Decision::Redact).map(|body| {
-            let edits = items
-                .iter()
-                .zip(&verdict.findings)
-                .filter(|(_, f)| f.decision == Decision::Redact)
-                .filter_map(|(i, f)| {
-                    redact::edit(&ex.segments[i.segment?], f.start, f.end, f.category.as_str())
-                })
-                .collect();
-            redact::apply(body, edits)
-        });
-        BodyVerdict { verdict, rewritten, protocol: ex.protocol.clone() }
+        let mut edits = Vec::new();
+        if verdict.decision == Decision::Redact {
+            let cut = items.iter().zip(&verdict.findings).filter(|(_, f)| f.decision == Decision::Redact);
+            edits.extend(cut.filter_map(|(i, f)| {
+                redact::edit(&ex.segments[i.segment?], f.start, f.end, f.category.as_str())
+            }));
+        }
+        (verdict, edits)
     }
 
     fn decide(&self, frame: &Frame<'_>, ex: &Extracted<'_>, items: &[Item]) -> Verdict {
@@ -255,9 +260,7 @@ impl Engine {
                 pack: i.pack,
                 role: i.role.as_str(),
                 over: i.over,
-                redactable: i
-                    .segment
-                    .is_some_and(|s| matches!(ex.segments[s].origin, Origin::Body { .. })),
+                redactable: i.segment.is_some_and(|s| matches!(ex.segments[s].origin, Origin::Body { .. })),
             })
             .collect();
         let ask = Ask {
@@ -288,7 +291,13 @@ impl Engine {
     }
 
     /// One sentence for the human who reads the error.
-    fn sentence(&self, frame: &Frame<'_>, decision: Decision, code: Option<Code>, findings: &[Finding]) -> String {
+    fn sentence(
+        &self,
+        frame: &Frame<'_>,
+        decision: Decision,
+        code: Option<Code>,
+        findings: &[Finding],
+    ) -> String {
         if decision == Decision::Allow {
             return String::new();
         }
@@ -307,12 +316,18 @@ impl Engine {
             }
             _ => {}
         }
-        let Some(f) = findings.iter().filter(|f| f.decision == decision).max_by_key(|f| (f.severity, f.score))
+        let Some(f) =
+            findings.iter().filter(|f| f.decision == decision).max_by_key(|f| (f.severity, f.score))
         else {
             return "a policy decided on the message as a whole; see `policies`".into();
         };
-        let title =
-            self.detector.rules.rules.iter().find(|r| r.rule.id == f.rule).map_or("", |r| r.rule.title.as_str());
+        let title = self
+            .detector
+            .rules
+            .rules
+            .iter()
+            .find(|r| r.rule.id == f.rule)
+            .map_or("", |r| r.rule.title.as_str());
         let place = if f.path.is_empty() { String::new() } else { format!(" at {}", f.path) };
         let more = match findings.iter().filter(|g| g.decision == decision).count() {
             0 | 1 => String::new(),

@@ -20,4 +20,6 @@ pub use body::stream::StreamScanner;
 pub use engine::{Engine, LoadError};
 pub use finding::{Category, Finding, Severity, Surface};
 pub use message::{RequestHead, ResponseHead};
-pub use verdict::{BodyVerdict, Code, Cut, Decision, Protocol, Reason, StreamStep, TransportFailure, Verdict, error_body};
+pub use verdict::{
+    BodyVerdict, Code, Cut, Decision, Protocol, Reason, StreamStep, TransportFailure, Verdict, error_body,
+};

@@ -131,6 +131,15 @@ pub struct Verdict {
     pub score: u8,
 }
 
+impl Verdict {
+    /// The verdict where Cedar wants a redaction that can't be carried out any more, because what is to
+    /// be cut out stands in no body, or has begun to leave: the message is refused.
+    #[must_use]
+    pub fn unredactable(self) -> Self {
+        Self { decision: Decision::Block, code: Some(Code::PolicyDenied), ..self }
+    }
+}
+
 /// What a body turned out to be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Protocol {
@@ -181,6 +190,8 @@ pub struct StreamStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each maps to the documented code of the same name")]
 pub enum TransportFailure {
+    BadUrl,
+    TunnelDenied,
     BodyTooLarge,
     BadEncoding,
     Overloaded,
@@ -196,6 +207,10 @@ impl TransportFailure {
         let (code, message) = match self {
             Self::BodyTooLarge => {
                 (Code::BodyTooLarge, "the body is larger than spec.limits.maxBodyBytes of the AgentPolicy")
+            }
+            Self::BadUrl => (Code::BadUrl, "the request names no host that can be read"),
+            Self::TunnelDenied => {
+                (Code::TunnelDenied, "the connection would become a tunnel, whose bytes can't be inspected")
             }
             Self::BadEncoding => {
                 (Code::BadEncoding, "the body's content-encoding can't be undone for inspection")

@@ -10,6 +10,7 @@ mod envoy;
 mod eval;
 mod machine;
 mod policy;
+mod rules;
 mod rundir;
 mod scan;
 mod table;
@@ -43,6 +44,7 @@ enum Command {
     Up(up::Args),
     Scan(scan::Args),
     Eval(eval::Args),
+    Rules(rules::Args),
     /// Becomes another program, tied to the life of its parent
     #[command(hide = true)]
     Tether(envoy::Tether),
@@ -54,6 +56,7 @@ pub fn run() -> ExitCode {
         Command::Up(args) => up::run(&args),
         Command::Scan(args) => scan::run(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Rules(args) => rules::run(&args),
         Command::Tether(args) => args.run(),
     };
     match outcome {

@@ -200,14 +200,14 @@ fn json<'a>(
             let node = doc.node(id);
             let (surface, role) = of(id);
             let place = Place::Json { doc: index, node: id };
-            if let Some(span) = node.name_span().filter(|s| s.len() >= LEAST_NAME) {
-                if let Some(text) = doc.name(id) {
-                    let map = matches!(text, Cow::Owned(_));
-                    // A name with escapes is matched, but not cut: its map is not kept.
-                    let origin =
-                        if map { Origin::Elsewhere } else { origin(body, lead + span.start, None, false) };
-                    out.segments.push(Segment { surface, role: Role::Key, place: place.clone(), text, origin });
-                }
+            if let Some(span) = node.name_span().filter(|s| s.len() >= LEAST_NAME)
+                && let Some(text) = doc.name(id)
+            {
+                let map = matches!(text, Cow::Owned(_));
+                // A name with escapes is matched, but not cut: its map is not kept.
+                let origin =
+                    if map { Origin::Elsewhere } else { origin(body, lead + span.start, None, false) };
+                out.segments.push(Segment { surface, role: Role::Key, place: place.clone(), text, origin });
             }
             match node.kind {
                 Kind::String => {
@@ -218,14 +218,24 @@ fn json<'a>(
                 }
                 Kind::Number if node.span().len() >= LEAST_NUMBER => {
                     let origin = origin(body, lead + node.span().start, None, true);
-                    out.segments.push(Segment { surface, role, place, text: Cow::Borrowed(doc.raw(id)), origin });
+                    out.segments.push(Segment {
+                        surface,
+                        role,
+                        place,
+                        text: Cow::Borrowed(doc.raw(id)),
+                        origin,
+                    });
                 }
                 _ => {}
             }
         }
         if let Some(id) = doc.duplicate {
             let surface = of(id).0;
-            out.structural.push(Structural { scanner: Scanner::DuplicateKeys, surface, path: doc.pointer(id) });
+            out.structural.push(Structural {
+                scanner: Scanner::DuplicateKeys,
+                surface,
+                path: doc.pointer(id),
+            });
         }
     }
     out.docs = docs.into_iter().map(|(_, d)| d).collect();
@@ -233,7 +243,7 @@ fn json<'a>(
 
 /// Finds out what a document is, and which parts of it are whose words.
 fn classify(doc: &Doc<'_>, direction: Direction, marks: &mut Vec<Mark>, out: &mut Extracted<'_>) {
-    let root = doc.root();
+    let root = Doc::ROOT;
     match doc.node(root).kind {
         Kind::Array => {
             for item in doc.children(root) {
@@ -270,13 +280,14 @@ fn rpc(doc: &Doc<'_>, node: usize, direction: Direction, marks: &mut Vec<Mark>, 
         Protocol::Mcp { .. } => {}
         other => *other = Protocol::Mcp { id },
     }
-    if method == "tools/call" && direction == Direction::Request {
-        if let Some(params) = doc.get(node, "params") {
-            if let Some(arguments) = doc.get(params, "arguments") {
-                marks.push(Mark { nodes: doc.subtree(arguments), surface: Surface::ToolCall, role: Role::None });
-            }
-            out.tools.extend(doc.get(params, "name").and_then(|n| doc.str(n)).map(Cow::into_owned));
+    if method == "tools/call"
+        && direction == Direction::Request
+        && let Some(params) = doc.get(node, "params")
+    {
+        if let Some(arguments) = doc.get(params, "arguments") {
+            marks.push(Mark { nodes: doc.subtree(arguments), surface: Surface::ToolCall, role: Role::None });
         }
+        out.tools.extend(doc.get(params, "name").and_then(|n| doc.str(n)).map(Cow::into_owned));
     }
     if out.mcp_method.is_empty() {
         out.mcp_method = method.into_owned();
@@ -316,7 +327,8 @@ fn chat(doc: &Doc<'_>, root: usize, marks: &mut Vec<Mark>, out: &mut Extracted<'
         if let Some(choices) = array(get(name)) {
             for choice in doc.children(choices) {
                 known = true;
-                let inner = ["message", "delta", "content"].iter().find_map(|n| doc.get(choice, n)).unwrap_or(choice);
+                let inner =
+                    ["message", "delta", "content"].iter().find_map(|n| doc.get(choice, n)).unwrap_or(choice);
                 message(doc, inner, Surface::ResponseBody, marks, out);
             }
         }
@@ -393,7 +405,7 @@ mod tests {
 
     fn surface_of(direction: Direction, text: &str, leaf: &str) -> (Surface, Role) {
         let all = segments(direction, text);
-        all.iter().find(|s| s.3 == leaf).map(|s| (s.1, s.2)).unwrap_or_else(|| panic!("{leaf} not in {all:?}"))
+        all.iter().find(|s| s.3 == leaf).map_or_else(|| panic!("{leaf} not in {all:?}"), |s| (s.1, s.2))
     }
 
     #[test]

@@ -34,13 +34,15 @@ pub(crate) fn url_structure(url: &str) -> Option<Structural> {
 /// is an ordinary part of a text.
 pub(crate) fn holds_control(path: &str) -> bool {
     let bytes = path.as_bytes();
-    bytes.iter().any(|b| b.is_ascii_control())
+    bytes.iter().any(u8::is_ascii_control)
         || memchr::memchr_iter(b'%', bytes).any(|at| {
             let mut rest = &bytes[at + 1..];
             while rest.starts_with(b"25") {
                 rest = &rest[2..];
             }
-            matches!(rest, [b'0' | b'1', h, ..] if h.is_ascii_hexdigit()) || rest.starts_with(b"7f") || rest.starts_with(b"7F")
+            matches!(rest, [b'0' | b'1', h, ..] if h.is_ascii_hexdigit())
+                || rest.starts_with(b"7f")
+                || rest.starts_with(b"7F")
         })
 }
 
@@ -65,8 +67,7 @@ pub(crate) fn header_segments<'a>(ex: &mut Extracted<'a>, headers: &'a [(String,
         if value.len() < 3 || name.starts_with(':') || DULL_HEADERS.contains(&name.as_str()) {
             continue;
         }
-        let role =
-            if CREDENTIAL_HEADERS.contains(&name.as_str()) { Role::Credential } else { Role::None };
+        let role = if CREDENTIAL_HEADERS.contains(&name.as_str()) { Role::Credential } else { Role::None };
         ex.segments.push(Segment::elsewhere(Surface::Headers, role, name, value));
     }
 }

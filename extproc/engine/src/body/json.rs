@@ -131,7 +131,9 @@ impl<'a> Doc<'a> {
             self.nodes.push(Node { kind, parent, start: start as u32, end: 0, key, next: node as u32 + 1 });
             let mut opened = false;
             match kind {
-                Kind::String => drop(r.string()?),
+                Kind::String => {
+                    r.string()?;
+                }
                 Kind::Number => r.number()?,
                 Kind::Word => r.word()?,
                 Kind::Object | Kind::Array => {
@@ -180,10 +182,8 @@ impl<'a> Doc<'a> {
         }
     }
 
-    /// The document's value.
-    pub(crate) const fn root(&self) -> usize {
-        0
-    }
+    /// The document's value is the first.
+    pub(crate) const ROOT: usize = 0;
 
     /// All values, in the order of the text.
     pub(crate) fn len(&self) -> usize {
@@ -242,7 +242,8 @@ impl<'a> Doc<'a> {
     /// A string's value, with the way back to its bytes between the quotes where it held escapes.
     pub(crate) fn string(&self, id: usize) -> Option<(Cow<'a, str>, Option<SpanMap>)> {
         let node = self.nodes[id];
-        (node.kind == Kind::String).then(|| unescape(&self.text[node.start as usize + 1..node.end as usize - 1]))
+        (node.kind == Kind::String)
+            .then(|| unescape(&self.text[node.start as usize + 1..node.end as usize - 1]))
     }
 
     /// A string's value, where `id` is one.
@@ -438,7 +439,7 @@ mod tests {
         assert_eq!(places[5], ("/a/2/b~1c".into(), "true"));
         assert_eq!(places[6], ("/a~0".into(), "null"));
         assert_eq!(doc.str(3).unwrap(), "x\ny");
-        let a = doc.get(doc.root(), "a").unwrap();
+        let a = doc.get(Doc::ROOT, "a").unwrap();
         assert_eq!(doc.children(a).count(), 3);
     }
 
@@ -461,7 +462,20 @@ mod tests {
     fn hostile_shapes_end_in_an_error() {
         assert_eq!(Doc::parse(&"[".repeat(100_000)).unwrap_err(), JsonError::Limits);
         assert_eq!(Doc::parse(&format!("[{}1]", "1,".repeat(MAX_NODES))).unwrap_err(), JsonError::Limits);
-        for bad in ["", "{", "[1,]", "{\"a\":}", "\"\\ud800\"", "\"\\udc00\"", "01", "1.", "+1", "tru", "{} x", "\"\n\""] {
+        for bad in [
+            "",
+            "{",
+            "[1,]",
+            "{\"a\":}",
+            "\"\\ud800\"",
+            "\"\\udc00\"",
+            "01",
+            "1.",
+            "+1",
+            "tru",
+            "{} x",
+            "\"\n\"",
+        ] {
             assert!(matches!(Doc::parse(bad), Err(JsonError::Syntax(_))), "{bad}");
         }
     }

@@ -81,7 +81,7 @@ pub(crate) fn deltas(doc: &Doc<'_>, at: usize) -> Vec<Delta> {
         // Pieces of several texts interleave: choices, output items and tool calls carry their index.
         let mut channel = pointer.clone();
         for index in ["index", "output_index", "content_index", "item_id"] {
-            if let Some(n) = doc.get(doc.root(), index) {
+            if let Some(n) = doc.get(Doc::ROOT, index) {
                 channel.push('#');
                 channel.push_str(doc.raw(n));
             }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::json::Doc;
-use super::redact::placeholder;
+use super::redact::{self, placeholder};
 use super::sse::{self, Delta};
 use crate::engine::Engine;
 use crate::finding::{Category, Surface};
@@ -103,7 +103,12 @@ impl Channel {
 }
 
 impl StreamScanner {
-    pub(crate) fn new(engine: Arc<Engine>, request: RequestHead, response: ResponseHead, answers: Protocol) -> Self {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        request: RequestHead,
+        response: ResponseHead,
+        answers: Protocol,
+    ) -> Self {
         Self {
             engine,
             request,
@@ -193,22 +198,23 @@ impl StreamScanner {
         if self.buffer.len() <= WINDOW {
             return StreamStep::default();
         }
-        let judged = self.engine.response_body(&self.request, &self.response, &self.buffer, now);
-        if judged.verdict.decision.refuses() {
-            return self.refuse(judged.verdict);
+        let (verdict, edits) =
+            self.engine.response_part(&self.request, &self.response, &self.buffer, &[], now);
+        if verdict.decision.refuses() {
+            return self.refuse(verdict);
         }
-        // Findings that reach into the overlap stay there whole: the next window sees them again.
+        // What reaches into the overlap stays behind whole: the next window sees it again, to its end.
         let mut keep = self.buffer.len() - OVERLAP;
-        while keep > 0 && keep < self.buffer.len() && (self.buffer[keep] & 0xc0) == 0x80 {
+        while let Some(e) = edits.iter().find(|e| e.start < keep && keep < e.end) {
+            keep = e.start;
+        }
+        while keep > 0 && (self.buffer[keep] & 0xc0) == 0x80 {
             keep -= 1;
         }
-        let (emit, rest) = match judged.rewritten {
-            // Where something was cut, the whole window leaves: its offsets are no longer the body's.
-            Some(rewritten) => (rewritten, Vec::new()),
-            None => (self.buffer[..keep].to_vec(), self.buffer[keep..].to_vec()),
-        };
-        self.buffer = rest;
-        StreamStep { emit, verdict: interesting(judged.verdict), cut: None }
+        let edits = edits.into_iter().filter(|e| e.end <= keep).collect();
+        let emit = redact::apply(&self.buffer[..keep], edits);
+        self.buffer.drain(..keep);
+        StreamStep { emit, verdict: interesting(verdict), cut: None }
     }
 
     // === Events
@@ -249,24 +255,24 @@ impl StreamScanner {
         // Pieces of longer texts are judged with what came before them; alone, half a token would be cut
         // out and its other half would pass.
         let skip: Vec<usize> = pieces.iter().map(|(_, at)| *at).collect();
-        let judged = self.engine.response_part(&self.request, &self.response, &data, &skip, now);
-        if judged.verdict.decision.refuses() {
-            return Some(judged.verdict);
+        let (verdict, edits) = self.engine.response_part(&self.request, &self.response, &data, &skip, now);
+        if verdict.decision.refuses() {
+            return Some(verdict);
         }
-        note(step, judged.verdict);
+        note(step, verdict);
         let mut pieces: Vec<Delta> = pieces.into_iter().map(|(d, _)| d).collect();
-        if let Some(rewritten) = judged.rewritten {
-            bytes = with_data(&bytes, &rewritten);
+        if !edits.is_empty() {
+            bytes = with_data(&bytes, &redact::apply(&data, edits));
             pieces = read(&bytes).1.into_iter().map(|(d, _)| d).collect();
         }
         // Lines that are no data (ids, names, comments) are read by somebody too.
         let rest = other_lines(&bytes);
         if rest.len() > LEAST_OTHER {
-            let judged = self.engine.response_part(&self.request, &self.response, &rest, &[], now);
-            if judged.verdict.decision >= Decision::Redact {
-                return Some(Verdict { decision: Decision::Block, ..judged.verdict });
+            let (verdict, _) = self.engine.response_part(&self.request, &self.response, &rest, &[], now);
+            if verdict.decision >= Decision::Redact {
+                return Some(verdict.unredactable());
             }
-            note(step, judged.verdict);
+            note(step, verdict);
         }
         if self.channels.len() + pieces.len() > MOST_CHANNELS {
             return Some(TransportFailure::ProtocolError.verdict());
@@ -307,7 +313,13 @@ impl StreamScanner {
         if verdict.decision.refuses() {
             return Some(verdict);
         }
-        let gone = self.waiting.iter().flat_map(|e| &e.pieces).filter(|p| p.delta.channel == name).map(|p| p.start).min();
+        let gone = self
+            .waiting
+            .iter()
+            .flat_map(|e| &e.pieces)
+            .filter(|p| p.delta.channel == name)
+            .map(|p| p.start)
+            .min();
         for (_, start, end, category) in cuts {
             let (start, end) = (base + start, base + end);
             let left = gone.is_none_or(|g| start < g);
@@ -317,8 +329,7 @@ impl StreamScanner {
             }
             if left {
                 // Its beginning has gone out already: what can't be redacted is refused.
-                verdict.decision = Decision::Block;
-                return Some(verdict);
+                return Some(verdict.unredactable());
             }
             self.cut(name, start, end, category);
         }
@@ -411,9 +422,8 @@ impl Event {
         if cuts.is_empty() {
             return self.bytes;
         }
-        let edits =
-            cuts.into_iter().map(|(start, end, with)| super::redact::Edit { start, end, with }).collect();
-        super::redact::apply(&self.bytes, edits)
+        let edits = cuts.into_iter().map(|(start, end, with)| redact::Edit { start, end, with }).collect();
+        redact::apply(&self.bytes, edits)
     }
 }
 
@@ -466,8 +476,11 @@ fn is_comment(event: &[u8]) -> bool {
 fn unfinished(text: &str) -> usize {
     let word = text.len() - text.trim_end_matches(|c: char| !c.is_whitespace()).len();
     let digits = text.len()
-        - text.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, ' ' | '-' | '.' | '(' | ')' | '+')).len();
-    word.max(if text[text.len() - digits..].bytes().any(|b| b.is_ascii_digit()) { digits } else { 0 }).min(MOST_HELD)
+        - text
+            .trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, ' ' | '-' | '.' | '(' | ')' | '+'))
+            .len();
+    word.max(if text[text.len() - digits..].bytes().any(|b| b.is_ascii_digit()) { digits } else { 0 })
+        .min(MOST_HELD)
 }
 
 fn interesting(verdict: Verdict) -> Option<Verdict> {

@@ -107,7 +107,9 @@ impl Policies {
         let mut namespace = load("namespace", NAMESPACE, &schema)?;
         add_inline(&mut namespace, &spec.cedar.inline, &schema)?;
         let name = |n: &str| n.parse::<EntityTypeName>().map_err(|e| e.to_string());
-        let uid = |t: &str, id: &str| Ok::<_, String>(EntityUid::from_type_name_and_id(name(t)?, EntityId::new(id)));
+        let uid = |t: &str, id: &str| {
+            Ok::<_, String>(EntityUid::from_type_name_and_id(name(t)?, EntityId::new(id)))
+        };
         Ok(Self {
             sets: vec![core, namespace],
             authorizer: Authorizer::new(),
@@ -133,13 +135,12 @@ impl Policies {
             }
             let f = found.finding;
             let key = (f.rule.as_str(), f.surface.as_str(), found.role, f.path.as_str());
-            let decision = match known.get(&key) {
-                Some(d) => *d,
-                None => {
-                    let d = self.ask(ask, &base, Some(found), &mut out);
-                    known.insert(key, d);
-                    d
-                }
+            let decision = if let Some(d) = known.get(&key) {
+                *d
+            } else {
+                let d = self.ask(ask, &base, Some(found), &mut out);
+                known.insert(key, d);
+                d
             };
             out.findings.push(decision);
         }
@@ -147,7 +148,13 @@ impl Policies {
     }
 
     /// Asks every set one question; folds the answers into `out` and returns the strongest.
-    fn ask(&self, ask: &Ask<'_>, base: &[(String, Expr)], found: Option<&Found<'_>>, out: &mut Outcome) -> Decision {
+    fn ask(
+        &self,
+        ask: &Ask<'_>,
+        base: &[(String, Expr)],
+        found: Option<&Found<'_>>,
+        out: &mut Outcome,
+    ) -> Decision {
         let mut strongest = Decision::Allow;
         let mut fold = |decision: Decision, code: Option<Code>, policy: String| {
             let reason = Reason { policy, decision };
@@ -169,7 +176,8 @@ impl Policies {
             let mut determined = false;
             for error in response.diagnostics().errors() {
                 let cedar_policy::AuthorizationError::PolicyEvaluationError(e) = error;
-                let id = set.info.get(e.policy_id()).map_or_else(|| e.policy_id().to_string(), |i| i.id.clone());
+                let id =
+                    set.info.get(e.policy_id()).map_or_else(|| e.policy_id().to_string(), |i| i.id.clone());
                 determined = true;
                 fold(Decision::Block, Some(Code::PolicyError), id);
             }

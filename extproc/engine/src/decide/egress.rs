@@ -24,9 +24,7 @@ fn host_matches(pattern: &str, host: &str) -> bool {
         return true;
     }
     match pattern.strip_prefix("*.") {
-        Some(suffix) => host
-            .strip_suffix(suffix)
-            .is_some_and(|head| head.len() > 1 && head.ends_with('.')),
+        Some(suffix) => host.strip_suffix(suffix).is_some_and(|head| head.len() > 1 && head.ends_with('.')),
         None => pattern == host,
     }
 }

@@ -76,9 +76,7 @@ fn better(a: Option<Set>, b: Option<Set>) -> Option<Set> {
 fn known(hir: &Hir) -> Known {
     match hir.kind() {
         HirKind::Empty | HirKind::Look(_) => Known::empty(),
-        HirKind::Literal(lit) => {
-            Known { exact: Some(vec![lit.0.to_ascii_lowercase()]), required: None }
-        }
+        HirKind::Literal(lit) => Known { exact: Some(vec![lit.0.to_ascii_lowercase()]), required: None },
         HirKind::Class(class) => Known { exact: class_set(class), required: None },
         HirKind::Capture(c) => known(&c.sub),
         HirKind::Repetition(r) => repetition(r),
@@ -165,21 +163,18 @@ fn concat(parts: &[Hir]) -> Known {
     for part in parts {
         let k = known(part);
         required = better(required, k.required);
-        match k.exact {
-            Some(e) => {
-                if let Some(c) = cross(&run, &e) {
-                    run = c;
-                } else {
-                    whole = false;
-                    required = better(required, Some(std::mem::take(&mut run)).filter(usable));
-                    run = e;
-                }
-            }
-            None => {
+        if let Some(e) = k.exact {
+            if let Some(c) = cross(&run, &e) {
+                run = c;
+            } else {
                 whole = false;
                 required = better(required, Some(std::mem::take(&mut run)).filter(usable));
-                run = vec![Vec::new()];
+                run = e;
             }
+        } else {
+            whole = false;
+            required = better(required, Some(std::mem::take(&mut run)).filter(usable));
+            run = vec![Vec::new()];
         }
     }
     if whole {

@@ -277,7 +277,9 @@ pub(crate) fn parse_pattern(pattern: &str) -> Result<Hir, String> {
 }
 
 fn check_rule(rule: &mut Rule) -> Result<(), String> {
-    if rule.id.is_empty() || !rule.id.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'-') {
+    if rule.id.is_empty()
+        || !rule.id.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'-')
+    {
         return Err("an id is made of capitals, digits and dashes".into());
     }
     if rule.score > 100 {
@@ -308,10 +310,10 @@ fn check_rule(rule: &mut Rule) -> Result<(), String> {
     if let Some(v) = &rule.validator {
         v.check()?;
     }
-    if let Some(near) = &rule.near {
-        if near.words.is_empty() || near.words.iter().any(String::is_empty) || near.within > 4096 {
-            return Err("near: needs words, and `within` of at most 4096 bytes".into());
-        }
+    if let Some(near) = &rule.near
+        && (near.words.is_empty() || near.words.iter().any(String::is_empty) || near.within > 4096)
+    {
+        return Err("near: needs words, and `within` of at most 4096 bytes".into());
     }
     for e in &rule.except {
         parse_pattern(e).map_err(|p| format!("except: {p}"))?;

@@ -33,10 +33,16 @@ pub fn run_tests(pack: &Pack) -> TestReport {
     report
 }
 
-fn run(report: &mut TestReport, detector: &Detector, rule: &Rule, kind: &str, cases: &[TestCase], wanted: bool) {
+fn run(
+    report: &mut TestReport,
+    detector: &Detector,
+    rule: &Rule,
+    kind: &str,
+    cases: &[TestCase],
+    wanted: bool,
+) {
     for (i, case) in cases.iter().enumerate() {
-        let surface =
-            case.surface.or_else(|| rule.surfaces.first().copied()).unwrap_or(Surface::Prompt);
+        let surface = case.surface.or_else(|| rule.surfaces.first().copied()).unwrap_or(Surface::Prompt);
         let found = finds(detector, surface, &case.text);
         if found == wanted {
             report.passed += 1;

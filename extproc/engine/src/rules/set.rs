@@ -87,9 +87,7 @@ impl CompiledRule {
     }
 
     fn except(&self) -> Option<&[Regex]> {
-        self.except
-            .get_or_init(|| self.rule.except.iter().map(|e| compile(e)).collect())
-            .as_deref()
+        self.except.get_or_init(|| self.rule.except.iter().map(|e| compile(e)).collect()).as_deref()
     }
 
     /// Whether every regex of the rule compiles within its bounds.
@@ -104,7 +102,9 @@ impl CompiledRule {
                 let bytes = text.as_bytes();
                 let before = &bytes[start.saturating_sub(n.within)..start];
                 let after = &bytes[end..bytes.len().min(end + n.within)];
-                n.words.iter().any(|w| contains_fold(before, w.as_bytes()) || contains_fold(after, w.as_bytes()))
+                n.words
+                    .iter()
+                    .any(|w| contains_fold(before, w.as_bytes()) || contains_fold(after, w.as_bytes()))
             })
             && !except.iter().any(|e| e.is_match(hit))
     }
@@ -185,12 +185,12 @@ impl Windows {
         }
         let latest = &mut self.latest[w.rule as usize];
         // A gate reports hits by their end, so a window may start a literal's length before the last.
-        if let Some(last) = (*latest as usize).checked_sub(1).map(|i| &mut self.open[i]) {
-            if w.from <= last.to {
-                last.from = last.from.min(w.from);
-                last.to = last.to.max(w.to);
-                return;
-            }
+        if let Some(last) = (*latest as usize).checked_sub(1).map(|i| &mut self.open[i])
+            && w.from <= last.to
+        {
+            last.from = last.from.min(w.from);
+            last.to = last.to.max(w.to);
+            return;
         }
         self.open.push(w);
         *latest = self.open.len() as u32;
@@ -281,7 +281,9 @@ impl RuleSet {
     /// Notes that a rule has to run around a hit of its gate.
     fn open(&self, windows: &mut Windows, rule: u32, text: &str, start: usize, end: usize) {
         let (from, to) = match self.rules[rule as usize].width {
-            Some(w) => (floor(text, start.saturating_sub(w)), ceil(text, end.saturating_add(w).min(text.len()))),
+            Some(w) => {
+                (floor(text, start.saturating_sub(w)), ceil(text, end.saturating_add(w).min(text.len())))
+            }
             None => (0, text.len()),
         };
         windows.add(self.rules.len(), Window { rule, from, to });

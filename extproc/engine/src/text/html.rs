@@ -36,23 +36,21 @@ pub(crate) fn strip(text: &str) -> (String, SpanMap) {
             if no_comment_end {
                 continue;
             }
-            match memchr::memmem::find(&bytes[open + 4..], b"-->") {
-                Some(n) => open + 4 + n + 3,
-                None => {
-                    no_comment_end = true;
-                    continue;
-                }
+            if let Some(n) = memchr::memmem::find(&bytes[open + 4..], b"-->") {
+                open + 4 + n + 3
+            } else {
+                no_comment_end = true;
+                continue;
             }
         } else {
             if no_tag_end {
                 continue;
             }
-            match tag_end(bytes, open) {
-                Some(n) => n,
-                None => {
-                    no_tag_end = true;
-                    continue;
-                }
+            if let Some(n) = tag_end(bytes, open) {
+                n
+            } else {
+                no_tag_end = true;
+                continue;
             }
         };
         out.keep(&text[kept..open], kept);

@@ -7,9 +7,9 @@ use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
+use super::html;
 use super::map::{Derived, DerivedBytes, SpanMap};
 use super::normal::{self, Invisible};
-use super::html;
 
 /// How many decodings may follow each other. Pipelock's bypass list shows nestings of three in the wild.
 pub(crate) const MAX_DEPTH: usize = 4;
@@ -35,6 +35,7 @@ pub(crate) struct View {
 
 /// What the bytes of a text call for; one pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "six independent traits of a text")]
 struct Calls {
     non_ascii: bool,
     percent: bool,
@@ -103,11 +104,11 @@ pub(crate) fn each_view(text: &str, mut visit: impl FnMut(&'static str, &str, &[
     walk(text, 0, &mut budget, &mut Vec::new(), &mut visit);
 }
 
-fn walk<'m>(
+fn walk(
     text: &str,
     depth: usize,
     budget: &mut usize,
-    maps: &mut Vec<&'m SpanMap>,
+    maps: &mut Vec<&SpanMap>,
     visit: &mut impl FnMut(&'static str, &str, &[&SpanMap]),
 ) {
     if depth == MAX_DEPTH {
@@ -215,11 +216,31 @@ fn entities(text: &str) -> (String, SpanMap) {
     out.finish()
 }
 
+const NAMED: [(&[u8], char); 16] = [
+    (b"lt;", '<'),
+    (b"gt;", '>'),
+    (b"amp;", '&'),
+    (b"quot;", '"'),
+    (b"apos;", '\''),
+    (b"nbsp;", ' '),
+    (b"ensp;", ' '),
+    (b"emsp;", ' '),
+    (b"Tab;", '\t'),
+    (b"NewLine;", '\n'),
+    (b"colon;", ':'),
+    (b"period;", '.'),
+    (b"comma;", ','),
+    (b"shy;", '\u{ad}'),
+    (b"zwnj;", '\u{200c}'),
+    (b"zwj;", '\u{200d}'),
+];
+
 fn entity(bytes: &[u8], open: usize) -> Option<(char, usize)> {
     let rest = &bytes[open + 1..bytes.len().min(open + 12)];
     if rest.first() == Some(&b'#') {
         let (radix, skip) = if matches!(rest.get(1), Some(b'x' | b'X')) { (16, 2) } else { (10, 1) };
-        let digits = rest[skip.min(rest.len())..].iter().take_while(|b| (**b as char).is_digit(radix)).count();
+        let digits =
+            rest[skip.min(rest.len())..].iter().take_while(|b| (**b as char).is_digit(radix)).count();
         if digits == 0 || digits > 7 {
             return None;
         }
@@ -233,24 +254,6 @@ fn entity(bytes: &[u8], open: usize) -> Option<(char, usize)> {
         }
         return Some((char::from_u32(value)?, end));
     }
-    const NAMED: [(&[u8], char); 16] = [
-        (b"lt;", '<'),
-        (b"gt;", '>'),
-        (b"amp;", '&'),
-        (b"quot;", '"'),
-        (b"apos;", '\''),
-        (b"nbsp;", ' '),
-        (b"ensp;", ' '),
-        (b"emsp;", ' '),
-        (b"Tab;", '\t'),
-        (b"NewLine;", '\n'),
-        (b"colon;", ':'),
-        (b"period;", '.'),
-        (b"comma;", ','),
-        (b"shy;", '\u{ad}'),
-        (b"zwnj;", '\u{200c}'),
-        (b"zwj;", '\u{200d}'),
-    ];
     NAMED.iter().find(|(n, _)| rest.starts_with(n)).map(|(n, c)| (*c, open + 1 + n.len()))
 }
 
@@ -425,7 +428,8 @@ mod tests {
 
     #[test]
     fn broken_encodings_are_left_as_they_are() {
-        for text in ["100%", "%zz", "&#;", "&#x110000;", r"\u12", r"\ud800", "\\", "&", "%", "<", "<!", "%4"] {
+        for text in ["100%", "%zz", "&#;", "&#x110000;", r"\u12", r"\ud800", "\\", "&", "%", "<", "<!", "%4"]
+        {
             let _ = views(text);
         }
     }

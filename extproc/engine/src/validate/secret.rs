@@ -148,18 +148,23 @@ fn is_sequence(value: &[u8]) -> bool {
 }
 
 /// A name of code or of a model, or a path: parts of letters alone or digits alone. Parts of up to three characters
-/// may mix them (`v2`, `4o`, `k8s`).
+/// may mix them (`v2`, `4o`, `k8s`), and in a name of several parts a word may end in a number (`method2`).
 fn is_identifier(value: &str) -> bool {
     if value.starts_with(['/', '.', '~']) || value.contains("://") {
         return true;
     }
-    let mut parts = value.split(['_', '-', '.', '/', ':']).filter(|part| !part.is_empty()).peekable();
-    parts.peek().is_some()
-        && parts.all(|part| {
-            let word = part.bytes().all(|b| b.is_ascii_alphabetic());
+    let parts = || value.split(['_', '-', '.', '/', ':']).filter(|part| !part.is_empty());
+    let several = parts().nth(1).is_some();
+    parts().next().is_some()
+        && parts().all(|part| {
+            let word = part.trim_end_matches(|c: char| c.is_ascii_digit());
+            let ending = part.len() - word.len();
             // A camel-case name changes case at its words; a random run changes it all the time.
-            let named = word && part.len() < 20 && case_changes(part) * 3 <= part.len();
-            let number = part.len() < 12 && part.bytes().all(|b| b.is_ascii_digit());
+            let named = word.bytes().all(|b| b.is_ascii_alphabetic())
+                && part.len() < 40
+                && case_changes(word) * 3 <= word.len()
+                && (ending == 0 || (several && word.len() >= 3 && ending <= 2));
+            let number = word.is_empty() && ending < 12;
             let short = part.len() <= 3 && part.is_ascii();
             named || number || short
         })

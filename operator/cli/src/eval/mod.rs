@@ -87,6 +87,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         build: machine::BUILD.to_owned(),
         policy: args.policy.as_ref().map_or_else(|| "shipped".to_owned(), |p| p.display().to_string()),
+        rules: engine.rule_count(),
         date: Timestamp::now(),
         machine,
         corpora: files.len(),

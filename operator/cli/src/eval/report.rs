@@ -22,6 +22,7 @@ pub(super) struct Report {
     pub(super) version: String,
     pub(super) build: String,
     pub(super) policy: String,
+    pub(super) rules: usize,
     pub(super) date: Timestamp,
     pub(super) machine: Machine,
     pub(super) corpora: usize,
@@ -96,9 +97,10 @@ impl Report {
         let s = &self.scores;
         writeln!(
             out,
-            "sallyport {} ({} build), policy: {}, {}\n{}\n{} corpora, {} attacks, {} benign rows\n",
+            "sallyport {} ({} build), {} rules, policy: {}, {}\n{}\n{} corpora, {} attacks, {} benign rows\n",
             self.version,
             self.build,
+            self.rules,
             self.policy,
             self.date.strftime("%Y-%m-%d %H:%M UTC"),
             self.machine.line(),

@@ -116,6 +116,7 @@ async fn guard(
     // Before anything is started, so that no Ctrl-C finds nobody home.
     let mut signals = Signals::new()?;
     let Loaded { policy, engine } = loaded;
+    let rules = engine.rule_count();
     let console = Console::start(args.log).context("no thread for the console")?;
     let mut filter = Filter::start(&settings.extproc_socket(), engine, Arc::new(console))?;
 
@@ -132,7 +133,7 @@ async fn guard(
             return Ok(ExitCode::from(EXIT_INTERRUPTED));
         }
     }
-    announce(args, &policy.metadata.name, &policy.spec);
+    announce(args, &policy.metadata.name, &policy.spec, rules);
 
     let mut poll = tokio::time::interval(POLL);
     poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -159,9 +160,9 @@ async fn guard(
 
 /// Puts an edited policy in force, and says what of it has to wait.
 fn take(filter: &Filter, new: Loaded, settings: &Settings, rendered: &Value) {
-    let spec = new.policy.spec;
+    let (spec, rules) = (new.policy.spec, new.engine.rule_count());
     filter.swap(new.engine);
-    eprintln!("policy {} reloaded: {}", new.policy.metadata.name, mode(&spec));
+    eprintln!("policy {} reloaded ({}), {rules} rules", new.policy.metadata.name, mode(&spec));
     if sallyport_plan::render(&spec, settings) != *rendered {
         eprintln!(
             "mode, failurePolicy or limits.maxBodyBytes changed: what Envoy itself does by them (a filter \
@@ -177,14 +178,14 @@ fn mode(spec: &AgentPolicySpec) -> &'static str {
     }
 }
 
-fn announce(args: &Args, name: &str, spec: &AgentPolicySpec) {
+fn announce(args: &Args, name: &str, spec: &AgentPolicySpec, rules: usize) {
     use std::fmt::Write as _;
 
     let host = |address: IpAddr| SocketAddr::new(address, args.proxy_port);
     let reachable = if args.listen.is_unspecified() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { args.listen };
     let proxy = format!("http://{}", host(reachable));
     let mut banner = format!(
-        "Sallyport {} guards by policy {name} ({})\n  proxy     {proxy}\n            curl -x {proxy} http://example.com/\n",
+        "Sallyport {} guards by policy {name} ({}), {rules} rules\n  proxy     {proxy}\n            curl -x {proxy} http://example.com/\n",
         env!("CARGO_PKG_VERSION"),
         mode(spec),
     );
@@ -199,8 +200,7 @@ fn announce(args: &Args, name: &str, spec: &AgentPolicySpec) {
     if args.log == Log::Json {
         eprintln!("{banner}ready");
         let ports: Vec<_> = args.base_urls.iter().map(|b| b.port).collect();
-        let ready =
-            json!({"event": "ready", "policy": name, "proxy_port": args.proxy_port, "base_url_ports": ports});
+        let ready = json!({"event": "ready", "policy": name, "rules": rules, "proxy_port": args.proxy_port, "base_url_ports": ports});
         println!("{ready}");
     } else {
         println!("{banner}ready");

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use sallyport_e2e::client::{Answer, Body, Call, End, raw};
-use sallyport_e2e::rig::{Filter, Plan, Rig};
+use sallyport_e2e::rig::{Filter, Plan, Rig, unanswered};
 use sallyport_e2e::upstream::{hex, pattern};
-use serde_json::{Value, json};
+use serde_json::json;
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -144,14 +144,22 @@ fn a_denied_host_is_refused_with_its_body_unread() {
 #[test]
 fn a_body_over_the_cap_is_refused_by_its_length() {
     let rig = small().start();
-    // Just over the cap, and over everything Envoy would hold.
-    for size in [(64 << 10) + 1, 4_000_000] {
+    for size in [(64 << 10) + 1, 100_000] {
         let answer = rig.call("POST", "/echo").body(Body::Sized(pattern(size))).send().unwrap();
         let _ = answer.expect_refusal(413, "body_too_large");
     }
     let exact = rig.call("POST", "/echo").body(Body::Sized(pattern(64 << 10))).send().unwrap();
     assert_eq!(exact.expect_status(200).json()["length"], 64 << 10);
     assert_eq!(rig.upstream.seen.requests("/echo"), 1);
+}
+
+/// Envoy refuses this one before the filter hears of the request; the filter sees only Envoy's answer.
+#[test]
+fn a_body_over_everything_that_envoy_would_hold_is_refused_by_its_length() {
+    let rig = small().start();
+    let answer = rig.call("POST", "/echo").body(Body::Sized(pattern(4_000_000))).send().unwrap();
+    let _ = answer.expect_refusal(413, "body_too_large");
+    assert_eq!(rig.upstream.seen.requests("/echo"), 0);
 }
 
 #[test]
@@ -214,9 +222,14 @@ fn a_range_is_not_forwarded() {
 #[test]
 fn trailers_of_a_response_pass() {
     let rig = honest();
-    let answer = rig.get("/trailers").header("te", "trailers").send().unwrap().expect_status(200);
-    assert_eq!((answer.text().as_str(), answer.end), ("body\n", End::Clean));
-    assert_eq!(answer.trailers, [("x-checksum".to_owned(), "ok".to_owned())]);
+    for pause in ["0", "1", "20"] {
+        for _ in 0..10 {
+            let call = rig.get("/trailers").header("te", "trailers").header("x-demo-pause-ms", pause);
+            let answer = call.deadline(SOON).send().unwrap().expect_status(200);
+            assert_eq!((answer.text().as_str(), answer.end), ("body\n", End::Clean));
+            assert_eq!(answer.trailers, [("x-checksum".to_owned(), "ok".to_owned())]);
+        }
+    }
 }
 
 #[test]
@@ -269,7 +282,8 @@ fn more_streams_than_any_default_allows_are_open_at_once() {
     rustix::process::setrlimit(rustix::process::Resource::Nofile, wanted).unwrap();
     assert!(limit.maximum.is_none_or(|m| m >= 4 * STREAMS as u64), "the hard limit of open files is too low");
 
-    let rig = honest();
+    // 1,200 heads at once on a busy machine may wait longer for their turn than one may.
+    let rig = Plan::new(Filter::Honest).message_timeout(Duration::from_secs(20)).start();
     let request = format!(
         "GET {} HTTP/1.1\r\nhost: {}\r\nx-demo-pause-ms: 60000\r\n\r\n",
         rig.upstream.url("/sse/2"),
@@ -332,6 +346,5 @@ fn the_access_log_names_the_request_and_the_verdict() {
     assert_eq!(log[1]["path"], "/x", "the query is not logged");
     assert_eq!(log[1]["request_id"], refused.json()["error"]["request_id"]);
     assert!(log.iter().all(|e| !e["extproc"].as_str().unwrap_or_default().is_empty()), "{log:?}");
-    let statuses: Vec<&Value> = log.iter().map(|e| &e["extproc"]).collect();
-    assert!(!statuses.iter().any(|s| s.as_str().unwrap_or_default().contains(":10")), "unanswered: {statuses:?}");
+    assert!(!log.iter().any(unanswered), "{log:?}");
 }

@@ -266,6 +266,13 @@ impl Drop for Rig {
     }
 }
 
+/// Whether an entry of the access log shows a message that the filter never answered: gRPC status 10 in one
+/// of the phases `rh:MICROS:STATUS` (headers) or `rb:COUNT:MICROS:STATUS` (bodies), `sh` and `sb` for the response.
+pub fn unanswered(entry: &Value) -> bool {
+    let phases = entry["extproc"].as_str().unwrap_or_default();
+    phases.split(',').any(|phase| phase.starts_with(['r', 's']) && phase.ends_with(":10"))
+}
+
 /// Where Envoy is: `SALLYPORT_ENVOY`, or what `tools/envoy-fetch` unpacked.
 pub fn envoy_binary() -> PathBuf {
     if let Some(path) = std::env::var_os("SALLYPORT_ENVOY") {

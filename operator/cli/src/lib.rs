@@ -6,6 +6,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::float_cmp))]
 
 mod admin;
+mod bench;
 mod envoy;
 mod eval;
 mod machine;
@@ -45,6 +46,13 @@ enum Command {
     Scan(scan::Args),
     Eval(eval::Args),
     Rules(rules::Args),
+    Bench(bench::Args),
+    /// The filter that `bench` measures
+    #[command(hide = true)]
+    BenchExtproc(bench::children::ExtprocArgs),
+    /// The upstream behind it
+    #[command(hide = true)]
+    BenchUpstream(bench::children::UpstreamArgs),
     /// Becomes another program, tied to the life of its parent
     #[command(hide = true)]
     Tether(envoy::Tether),
@@ -57,6 +65,9 @@ pub fn run() -> ExitCode {
         Command::Scan(args) => scan::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Rules(args) => rules::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::BenchExtproc(args) => args.run(),
+        Command::BenchUpstream(args) => args.run(),
         Command::Tether(args) => args.run(),
     };
     match outcome {

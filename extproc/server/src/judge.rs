@@ -72,7 +72,7 @@ impl Judge for Engine {
     }
 
     fn response_stream(self: Arc<Self>, request: &RequestHead, response: &ResponseHead) -> Box<dyn Scan> {
-        Box::new(Engine::response_stream(&self, request, response))
+        Box::new(Engine::response_stream(&self, request, response, &sallyport_engine::Protocol::Unknown))
     }
 }
 

@@ -145,6 +145,7 @@ mod tests {
         assert_eq!(value, json!({"a": [{"http_filters": [{"name": "x"}]}]}));
 
         let mut settings = Settings::new("/run");
+        settings.access_log = AccessLog::Off; // it names the filter, too
         settings.base_urls = vec![BaseUrl { port: 1, upstream: "http://127.0.0.1:2".parse().unwrap() }];
         let mut rendered = sallyport_plan::render(&AgentPolicySpec::default(), &settings);
         remove_filter(&mut rendered);

@@ -9,6 +9,7 @@ mod admin;
 mod bench;
 mod envoy;
 mod eval;
+mod lint;
 mod machine;
 mod policy;
 mod rules;
@@ -46,6 +47,7 @@ enum Command {
     Scan(scan::Args),
     Eval(eval::Args),
     Rules(rules::Args),
+    Lint(lint::Args),
     Bench(bench::Args),
     /// The filter that `bench` measures
     #[command(hide = true)]
@@ -65,6 +67,7 @@ pub fn run() -> ExitCode {
         Command::Scan(args) => scan::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Rules(args) => rules::run(&args),
+        Command::Lint(args) => lint::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::BenchExtproc(args) => args.run(),
         Command::BenchUpstream(args) => args.run(),
@@ -75,10 +78,16 @@ pub fn run() -> ExitCode {
         // A reader that closes the pipe early (`| head`) has seen what it wanted.
         Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("error: {e:#}");
+            note(&format!("error: {e:#}"));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Says something on standard error. A terminal that is gone is no reason to stop (`eprintln!` would).
+fn note(text: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

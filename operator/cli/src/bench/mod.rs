@@ -11,6 +11,7 @@ mod proc;
 mod record;
 mod rig;
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use jiff::Timestamp;
 use sallyport_engine::{Decision, Engine, RequestHead, ResponseHead};
 
 use crate::machine::{self, Machine};
-use crate::{envoy, policy};
+use crate::{envoy, note, policy};
 use record::{Figures, Memories, Record, Round, Size};
 use rig::{Kind, Rig};
 
@@ -62,7 +63,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// How long the load takes altogether, in seconds; starting takes some more
-    #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(10..=3600))]
+    #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(3..=3600))]
     seconds: u64,
     /// The Envoy 1.40 to run; left out, $SALLYPORT_ENVOY, then .cache/envoy here or above, then PATH
     #[arg(long, value_name = "PATH")]
@@ -77,7 +78,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         ensure!(dir.is_dir(), "--out {}: {} is not a directory", out.display(), dir.display());
     }
     if machine::BUILD == "debug" {
-        eprintln!("this is a debug build: several times slower than what ships; the record will say so");
+        note("this is a debug build: several times slower than what ships; the record will say so");
     }
     let dir = tempfile::tempdir().context("no temporary directory")?;
     let file = dir.path().join("policy.yaml");
@@ -88,12 +89,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
     let seconds = Duration::from_secs(args.seconds);
     let record = runtime.block_on(measure(&binary, &file, &policy.spec, &engine, seconds))?;
-    print!("{record}");
+    std::io::stdout().write_all(record.to_string().as_bytes())?;
     if let Some(out) = &args.out {
         let mut json = serde_json::to_string_pretty(&record)?;
         json.push('\n');
         std::fs::write(out, json).with_context(|| format!("{}: can't be written", out.display()))?;
-        eprintln!("written to {}", out.display());
+        note(&format!("written to {}", out.display()));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -106,6 +107,12 @@ async fn measure(
     seconds: Duration,
 ) -> anyhow::Result<Record> {
     let machine = Machine::here();
+    if let Some(load) = machine.load.filter(|l| *l > machine.cores as f64 / 2.0) {
+        note(&format!(
+            "this machine is busy (load {load} on {} cores): CPU per call is still of use, times are not",
+            machine.cores
+        ));
+    }
     let (_upstream, port) = children::start_upstream().await?;
     let mut rigs = Vec::new();
     for kind in [Kind::Plain, Kind::Noop, Kind::Real] {
@@ -130,7 +137,7 @@ async fn measure(
         }
         let mut rounds = Vec::new();
         for number in 0..ROUNDS {
-            eprintln!("{size} bytes, round {} of {ROUNDS}", number + 1);
+            note(&format!("{size} bytes, round {} of {ROUNDS}", number + 1));
             let mut round =
                 Round { engine: engine_us(engine, &body, loaded.div_f64(4.0))?, ..Round::default() };
             // Whoever comes first in one round comes last in another.
@@ -223,7 +230,7 @@ fn engine_us(engine: &Engine, body: &[u8], time: Duration) -> anyhow::Result<rec
             what(Timestamp::now());
             calls += 1;
         }
-        Ok((proc::own_cpu_us()? - before) / f64::from(calls))
+        Ok(record::tenths((proc::own_cpu_us()? - before) / f64::from(calls)))
     };
     Ok(record::EngineFigures {
         request_body_us: per_call(&mut |now| {

@@ -48,13 +48,18 @@ impl Figures {
     pub(super) fn of(used: &mut Used, requests: u64, per_second: f64) -> Self {
         Self {
             requests,
-            envoy_us: used.envoy_us,
-            server_us: used.server_us,
-            per_second,
-            p50_us: percentile(&mut used.sample.micros, 0.5),
-            p99_us: percentile(&mut used.sample.micros, 0.99),
+            envoy_us: tenths(used.envoy_us),
+            server_us: tenths(used.server_us),
+            per_second: tenths(per_second),
+            p50_us: tenths(percentile(&mut used.sample.micros, 0.5)),
+            p99_us: tenths(percentile(&mut used.sample.micros, 0.99)),
         }
     }
+}
+
+/// No digit that the measurement does not have.
+pub(super) fn tenths(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
 }
 
 /// CPU of the engine alone.
@@ -106,7 +111,7 @@ pub(super) struct Size {
 impl Size {
     pub(super) fn of(body_bytes: usize, rounds: Vec<Round>) -> Self {
         let all = |f: &dyn Fn(&Round) -> f64| rounds.iter().map(f).collect::<Vec<f64>>();
-        let median = |f: &dyn Fn(&Round) -> f64| percentile(&mut all(f), 0.5);
+        let median = |f: &dyn Fn(&Round) -> f64| tenths(percentile(&mut all(f), 0.5));
         let mut servers = all(&|r| r.real.server_us);
         Self {
             body_bytes,
@@ -159,8 +164,16 @@ impl fmt::Display for Record {
             self.sizes.first().map_or(0, |s| s.rounds.len()),
             self.connections
         );
-        let head =
-            ["body", "calls", "Envoy", "filter", "engine", "no-op Envoy", "no-op filter", "Envoy alone"];
+        let head = [
+            "body",
+            "calls",
+            "Envoy",
+            "filter",
+            "of it engine",
+            "no-op Envoy",
+            "no-op filter",
+            "Envoy alone",
+        ];
         let mut cpu = Table::new(title, &head);
         let head = ["body", "p50", "p99", "added p50", "added p99", "no-op adds p50"];
         let mut latency = Table::new("Time of a call, microseconds, one at a time", &head);

@@ -227,7 +227,12 @@ fn it_serves_takes_edits_lets_calls_end_and_goes() {
 
     policy(dir.path(), "  egres: {}");
     up.wait_for("the last good policy stays in force");
-    policy(dir.path(), "  mode: Enforce\n  egress: {default: Allow}");
+    policy(dir.path(), "  egress: {default: Deny}");
+    up.wait_for("reloaded");
+    let answer = get(base);
+    assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("egress_denied"), "{answer}");
+    up.wait_for("egress_denied");
+    policy(dir.path(), "  egress: {default: Allow}");
     up.wait_for("reloaded");
 
     // Two seconds of a call that is open when the end comes.

@@ -139,7 +139,7 @@ async fn measure(
         for number in 0..ROUNDS {
             note(&format!("{size} bytes, round {} of {ROUNDS}", number + 1));
             let mut round =
-                Round { engine: engine_us(engine, &body, loaded.div_f64(4.0))?, ..Round::default() };
+                Round { engine: engine_us(engine, &body, loaded.div_f64(8.0))?, ..Round::default() };
             // Whoever comes first in one round comes last in another.
             for i in 0..rigs.len() {
                 let rig = &rigs[(i + number) % rigs.len()];
@@ -232,17 +232,19 @@ fn engine_us(engine: &Engine, body: &[u8], time: Duration) -> anyhow::Result<rec
         }
         Ok(record::tenths((proc::own_cpu_us()? - before) / f64::from(calls)))
     };
-    Ok(record::EngineFigures {
-        request_body_us: per_call(&mut |now| {
-            std::hint::black_box(engine.request_body(&head, std::hint::black_box(body), now));
-        })?,
-        exchange_us: per_call(&mut |now| {
-            std::hint::black_box(engine.request_head(&head, now));
-            std::hint::black_box(engine.request_body(&head, std::hint::black_box(body), now));
-            std::hint::black_box(engine.response_head(&head, &response, now));
-            std::hint::black_box(engine.response_body(&head, &response, answer.as_bytes(), now));
-        })?,
-    })
+    let request_head_us = per_call(&mut |now| {
+        std::hint::black_box(engine.request_head(&head, now));
+    })?;
+    let request_body_us = per_call(&mut |now| {
+        std::hint::black_box(engine.request_body(&head, std::hint::black_box(body), now));
+    })?;
+    let response_head_us = per_call(&mut |now| {
+        std::hint::black_box(engine.response_head(&head, &response, now));
+    })?;
+    let response_body_us = per_call(&mut |now| {
+        std::hint::black_box(engine.response_body(&head, &response, answer.as_bytes(), now));
+    })?;
+    Ok(record::EngineFigures { request_head_us, request_body_us, response_head_us, response_body_us })
 }
 
 #[cfg(test)]

@@ -64,11 +64,20 @@ pub(super) fn tenths(value: f64) -> f64 {
 
 /// CPU of the engine alone.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
+#[allow(clippy::struct_field_names, reason = "the unit belongs to the name in the record")]
 pub(super) struct EngineFigures {
-    /// `Engine::request_body`.
+    pub(super) request_head_us: f64,
     pub(super) request_body_us: f64,
-    /// Everything an exchange asks: both heads, both bodies.
-    pub(super) exchange_us: f64,
+    pub(super) response_head_us: f64,
+    /// For the record's one short answer, whatever the request.
+    pub(super) response_body_us: f64,
+}
+
+impl EngineFigures {
+    /// Everything an exchange asks.
+    fn exchange_us(&self) -> f64 {
+        self.request_head_us + self.request_body_us + self.response_head_us + self.response_body_us
+    }
 }
 
 /// All configurations, once.
@@ -88,7 +97,9 @@ pub(super) struct Size {
     pub(super) requests: u64,
     pub(super) envoy_us: f64,
     pub(super) server_us: f64,
+    /// `Engine::request_body` alone, in process.
     pub(super) engine_us: f64,
+    /// Both heads and both bodies.
     pub(super) engine_exchange_us: f64,
     pub(super) noop_envoy_us: f64,
     pub(super) noop_server_us: f64,
@@ -119,7 +130,7 @@ impl Size {
             envoy_us: median(&|r| r.real.envoy_us),
             server_us: median(&|r| r.real.server_us),
             engine_us: median(&|r| r.engine.request_body_us),
-            engine_exchange_us: median(&|r| r.engine.exchange_us),
+            engine_exchange_us: median(&|r| r.engine.exchange_us()),
             noop_envoy_us: median(&|r| r.noop.envoy_us),
             noop_server_us: median(&|r| r.noop.server_us),
             plain_envoy_us: median(&|r| r.plain.envoy_us),

@@ -12,6 +12,7 @@
 //! can reach the other.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use cedar_policy::{
     Authorizer, Context, Decision as CedarDecision, Effect, Entities, EntityId, EntityTypeName, EntityUid,
@@ -20,6 +21,7 @@ use cedar_policy::{
 use miette::Diagnostic;
 use sallyport_api::{AgentPolicySpec, OverrideAction};
 
+use super::memo::{Key, Memo, Reads};
 use crate::body::extract::Direction;
 use crate::finding::Finding;
 use crate::message::RequestHead;
@@ -68,11 +70,15 @@ pub(crate) struct Outcome {
 /// more than one rule at a time; the rest can change nothing.
 const ASKED_AFTER_BLOCK: usize = 16;
 
+#[derive(Clone, Debug)]
 struct Info {
     id: String,
     decision: Decision,
     code: Option<Code>,
 }
+
+/// The answer to one question: the policies that determined it.
+type Answer = Vec<Info>;
 
 struct Set {
     name: &'static str,
@@ -89,6 +95,8 @@ pub(crate) struct Policies {
     principal: EntityUid,
     request: EntityUid,
     response: EntityUid,
+    reads: Reads,
+    memo: Memo<Answer>,
     /// Used in debug builds, where every context is checked against it.
     schema: Schema,
 }
@@ -110,8 +118,15 @@ impl Policies {
         let uid = |t: &str, id: &str| {
             Ok::<_, String>(EntityUid::from_type_name_and_id(name(t)?, EntityId::new(id)))
         };
+        let sets = vec![core, namespace];
+        let mut reads = Reads::default();
+        for set in &sets {
+            reads.add(&set.policies)?;
+        }
         Ok(Self {
-            sets: vec![core, namespace],
+            sets,
+            reads,
+            memo: Memo::new(),
             authorizer: Authorizer::new(),
             entities: Entities::empty(),
             host: name("Sallyport::Host")?,
@@ -125,68 +140,130 @@ impl Policies {
     /// Decides on a message: once as a whole, and once for each of its findings.
     pub(crate) fn decide(&self, ask: &Ask<'_>, findings: &[Found<'_>]) -> Outcome {
         let mut out = Outcome::default();
-        let base = base_context(ask, findings);
-        self.ask(ask, &base, None, &mut out);
-        let mut known: HashMap<(&str, &str, &str, &str), Decision> = HashMap::new();
+        let base = self.base_key(ask, findings);
+        self.ask(ask, findings, &base, None, &mut out);
         for (i, found) in findings.iter().enumerate() {
-            if out.decision == Decision::Block && i >= ASKED_AFTER_BLOCK {
-                out.findings.push(Decision::Allow);
-                continue;
-            }
-            let f = found.finding;
-            let key = (f.rule.as_str(), f.surface.as_str(), found.role, f.path.as_str());
-            let decision = if let Some(d) = known.get(&key) {
-                *d
+            let decision = if out.decision == Decision::Block && i >= ASKED_AFTER_BLOCK {
+                Decision::Allow
             } else {
-                let d = self.ask(ask, &base, Some(found), &mut out);
-                known.insert(key, d);
-                d
+                self.ask(ask, findings, &base, Some(found), &mut out)
             };
             out.findings.push(decision);
         }
         out
     }
 
-    /// Asks every set one question; folds the answers into `out` and returns the strongest.
+    /// Asks one question; folds the answer into `out` and returns it.
     fn ask(
         &self,
         ask: &Ask<'_>,
-        base: &[(String, Expr)],
+        findings: &[Found<'_>],
+        base: &Key,
         found: Option<&Found<'_>>,
         out: &mut Outcome,
     ) -> Decision {
+        let key = found.map(|f| self.finding_key(base, f));
+        let answer: Arc<Answer> =
+            self.memo.get(&key.as_ref().unwrap_or(base).0, || self.answer(ask, findings, found));
         let mut strongest = Decision::Allow;
-        let mut fold = |decision: Decision, code: Option<Code>, policy: String| {
-            let reason = Reason { policy, decision };
+        for info in answer.iter() {
+            let reason = Reason { policy: info.id.clone(), decision: info.decision };
             if !out.reasons.contains(&reason) {
                 out.reasons.push(reason);
             }
-            if decision > out.decision || (decision == out.decision && out.code.is_none()) {
-                out.decision = decision;
-                out.code = code;
+            if info.decision > out.decision || (info.decision == out.decision && out.code.is_none()) {
+                out.decision = info.decision;
+                out.code = info.code;
             }
-            strongest = strongest.max(decision);
+            strongest = strongest.max(info.decision);
+        }
+        strongest
+    }
+
+    /// The values of a message that the answer may depend on.
+    fn base_key(&self, ask: &Ask<'_>, findings: &[Found<'_>]) -> Key {
+        let r = &self.reads;
+        let mut key = Key(Vec::with_capacity(64));
+        key.number(i64::from(ask.direction == Direction::Request));
+        let text = |key: &mut Key, name: &str, value: &str| {
+            if r.context(name) {
+                key.text(value);
+            }
         };
-        let Some(request) = self.request(ask, base, found) else {
-            fold(Decision::Block, Some(Code::PolicyError), "context".to_owned());
-            return strongest;
+        if r.resource() || r.context("host") {
+            key.text(&ask.head.host);
+        }
+        text(&mut key, "method", &ask.head.method);
+        text(&mut key, "scheme", &ask.head.scheme);
+        text(&mut key, "path", path_of(ask.head));
+        text(&mut key, "protocol", protocol_of(ask.protocol));
+        text(&mut key, "mcpMethod", ask.mcp_method);
+        key.number(i64::from(ask.egress_allowed) | i64::from(ask.tunnel) << 1);
+        if r.context("port") {
+            key.number(i64::from(ask.head.port));
+        }
+        if r.context("status") {
+            key.number(i64::from(ask.status));
+        }
+        if r.context("tools") {
+            key.texts(ask.tools.iter().map(String::as_str));
+        }
+        if r.context("exceptions") {
+            key.texts(ask.exceptions.iter().copied());
+        }
+        if r.context("rules") {
+            key.texts(findings.iter().map(|f| f.finding.rule.as_str()));
+        }
+        if r.context("categories") {
+            key.texts(findings.iter().map(|f| f.finding.category.as_str()));
+        }
+        if r.context("score") {
+            key.number(i64::from(score_of(findings)));
+        }
+        key
+    }
+
+    fn finding_key(&self, base: &Key, found: &Found<'_>) -> Key {
+        let mut key = Key(base.0.clone());
+        let f = found.finding;
+        for (name, value) in [
+            ("rule", f.rule.as_str()),
+            ("pack", found.pack),
+            ("category", f.category.as_str()),
+            ("surface", f.surface.as_str()),
+            ("role", found.role),
+            ("path", f.path.as_str()),
+        ] {
+            if self.reads.finding(name) {
+                key.text(value);
+            }
+        }
+        key.number(f.severity.level() << 8 | i64::from(f.score));
+        key.number(found.over.map_or(0, |o| 1 + o as i64) << 1 | i64::from(found.redactable));
+        key
+    }
+
+    /// Asks every set.
+    fn answer(&self, ask: &Ask<'_>, findings: &[Found<'_>], found: Option<&Found<'_>>) -> Answer {
+        let mut answer = Answer::new();
+        let policy_error = |id: String| Info { id, decision: Decision::Block, code: Some(Code::PolicyError) };
+        let Some(request) = self.request(ask, findings, found) else {
+            return vec![policy_error("context".to_owned())];
         };
         for set in &self.sets {
             let response = self.authorizer.is_authorized(&request, &set.policies, &self.entities);
-            let mut determined = false;
+            let before = answer.len();
             for error in response.diagnostics().errors() {
                 let cedar_policy::AuthorizationError::PolicyEvaluationError(e) = error;
                 let id =
                     set.info.get(e.policy_id()).map_or_else(|| e.policy_id().to_string(), |i| i.id.clone());
-                determined = true;
-                fold(Decision::Block, Some(Code::PolicyError), id);
+                answer.push(policy_error(id));
             }
             if response.decision() == CedarDecision::Allow {
                 continue;
             }
             for id in response.diagnostics().reason() {
                 let Some(info) = set.info.get(id) else { continue };
-                determined = true;
                 let unredactable = info.decision == Decision::Redact && found.is_none_or(|f| !f.redactable);
                 let decision = if unredactable { Decision::Block } else { info.decision };
                 let code = match decision {
@@ -194,17 +271,17 @@ impl Policies {
                     Decision::Block => Some(info.code.unwrap_or(Code::PolicyDenied)),
                     _ => None,
                 };
-                fold(decision, code, info.id.clone());
+                answer.push(Info { id: info.id.clone(), decision, code });
             }
-            if !determined {
-                fold(Decision::Block, Some(Code::PolicyError), format!("{}: no permit matches", set.name));
+            if answer.len() == before {
+                answer.push(policy_error(format!("{}: no permit matches", set.name)));
             }
         }
-        strongest
+        answer
     }
 
-    fn request(&self, ask: &Ask<'_>, base: &[(String, Expr)], found: Option<&Found<'_>>) -> Option<Request> {
-        let mut pairs = base.to_vec();
+    fn request(&self, ask: &Ask<'_>, findings: &[Found<'_>], found: Option<&Found<'_>>) -> Option<Request> {
+        let mut pairs = base_context(ask, findings);
         if let Some(found) = found {
             pairs.push(("finding".into(), finding_record(found)?));
         }
@@ -224,32 +301,42 @@ fn text(s: &str) -> Expr {
     Expr::new_string(s.to_owned())
 }
 
-fn base_context(ask: &Ask<'_>, findings: &[Found<'_>]) -> Vec<(String, Expr)> {
-    let path = ask.head.path.split('?').next().unwrap_or_default();
-    let protocol = match ask.protocol {
+/// The path without its query.
+fn path_of(head: &RequestHead) -> &str {
+    head.path.split('?').next().unwrap_or_default()
+}
+
+const fn protocol_of(protocol: &Protocol) -> &'static str {
+    match protocol {
         Protocol::Unknown => "",
         Protocol::Chat => "chat",
         Protocol::Mcp { .. } => "mcp",
-    };
+    }
+}
+
+fn score_of(findings: &[Found<'_>]) -> u8 {
+    findings.iter().map(|f| f.finding.score).max().unwrap_or(0)
+}
+
+fn base_context(ask: &Ask<'_>, findings: &[Found<'_>]) -> Vec<(String, Expr)> {
     let rules: BTreeSet<&str> = findings.iter().map(|f| f.finding.rule.as_str()).collect();
     let categories: BTreeSet<&str> = findings.iter().map(|f| f.finding.category.as_str()).collect();
-    let score = findings.iter().map(|f| f.finding.score).max().unwrap_or(0);
     let set = |items: &mut dyn Iterator<Item = &str>| Expr::new_set(items.map(text).collect::<Vec<_>>());
     [
         ("method", text(&ask.head.method)),
         ("scheme", text(&ask.head.scheme)),
         ("host", text(&ask.head.host)),
         ("port", Expr::new_long(i64::from(ask.head.port))),
-        ("path", text(path)),
+        ("path", text(path_of(ask.head))),
         ("status", Expr::new_long(i64::from(ask.status))),
-        ("protocol", text(protocol)),
+        ("protocol", text(protocol_of(ask.protocol))),
         ("mcpMethod", text(ask.mcp_method)),
         ("tools", set(&mut ask.tools.iter().map(String::as_str))),
         ("egress", text(if ask.egress_allowed { "allow" } else { "deny" })),
         ("tunnel", Expr::new_bool(ask.tunnel)),
         ("rules", set(&mut rules.into_iter())),
         ("categories", set(&mut categories.into_iter())),
-        ("score", Expr::new_long(i64::from(score))),
+        ("score", Expr::new_long(i64::from(score_of(findings)))),
         ("exceptions", set(&mut ask.exceptions.iter().copied())),
     ]
     .map(|(k, v)| (k.to_owned(), v))

@@ -2,3 +2,4 @@
 
 pub(crate) mod cedar;
 pub(crate) mod egress;
+mod memo;

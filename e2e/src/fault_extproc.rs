@@ -183,8 +183,10 @@ fn respond(message: Message, wish: &Wish, fault: &str) -> ProcessingResponse {
             answer
         }
         Message::ResponseHeaders(_) => {
-            let mutation = (fault == "strip-length")
-                .then(|| HeaderMutation { remove_headers: vec!["content-length".into()], ..Default::default() });
+            let mutation = (fault == "strip-length").then(|| HeaderMutation {
+                remove_headers: vec!["content-length".into()],
+                ..Default::default()
+            });
             let mut answer = reply(Reply::ResponseHeaders(HeadersResponse {
                 response: Some(CommonResponse { header_mutation: mutation, ..Default::default() }),
             }));
@@ -193,7 +195,8 @@ fn respond(message: Message, wish: &Wish, fault: &str) -> ProcessingResponse {
                 answer.mode_override = Some(ProcessingMode {
                     response_body_mode: mode(&wish.response_mode).into(),
                     // Envoy refuses full duplex without trailers.
-                    response_trailer_mode: if duplex { HeaderSendMode::Send } else { HeaderSendMode::Skip }.into(),
+                    response_trailer_mode: if duplex { HeaderSendMode::Send } else { HeaderSendMode::Skip }
+                        .into(),
                     ..ProcessingMode::default()
                 });
             }

@@ -37,7 +37,11 @@ fn expect_rpc_refusal(answer: Answer) -> Value {
     assert_eq!(message["jsonrpc"], "2.0", "{}", answer.text());
     assert_eq!(message["id"], 7, "{}", answer.text());
     assert!(message.get("result").is_none(), "{}", answer.text());
-    assert!(message["error"]["code"].is_i64() && message["error"]["message"].is_string(), "{}", answer.text());
+    assert!(
+        message["error"]["code"].is_i64() && message["error"]["message"].is_string(),
+        "{}",
+        answer.text()
+    );
     assert_eq!(answer.header("content-type"), Some("application/json"));
     message["error"]["data"].clone()
 }
@@ -45,7 +49,8 @@ fn expect_rpc_refusal(answer: Answer) -> Value {
 #[test]
 fn ordinary_calls_pass() {
     let rig = honest();
-    let answer = rig.post("/v1/chat/completions", &chat("demo", "Where is order 1042?", false)).send().unwrap();
+    let answer =
+        rig.post("/v1/chat/completions", &chat("demo", "Where is order 1042?", false)).send().unwrap();
     assert!(answer.expect_status(200).text().contains("1042"));
     for call in [
         json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-06-18",
@@ -153,9 +158,11 @@ fn a_page_with_a_hidden_instruction_does_not_reach_the_agent() {
 #[test]
 fn a_tool_result_with_an_instruction_is_refused_in_the_protocols_own_shape() {
     let rig = honest();
-    let clean = rig.post("/mcp", &tool("read_page", &json!({"url": "http://shop.example/clean"}))).send().unwrap();
+    let clean =
+        rig.post("/mcp", &tool("read_page", &json!({"url": "http://shop.example/clean"}))).send().unwrap();
     assert!(clean.expect_status(200).text().contains("Opening hours"));
-    let answer = rig.post("/mcp", &tool("read_page", &json!({"url": "http://shop.example/hours"}))).send().unwrap();
+    let answer =
+        rig.post("/mcp", &tool("read_page", &json!({"url": "http://shop.example/hours"}))).send().unwrap();
     assert!(!answer.text().contains(POISON));
     let data = expect_rpc_refusal(answer);
     assert_eq!(data["code"], "policy_denied");
@@ -174,7 +181,8 @@ fn a_destructive_tool_call_never_reaches_the_server() {
 #[test]
 fn a_destructive_tool_call_of_the_model_is_refused() {
     let rig = honest();
-    let answer = rig.post("/v1/chat/completions", &chat("demo-tool-call", "Clean up.", false)).send().unwrap();
+    let answer =
+        rig.post("/v1/chat/completions", &chat("demo-tool-call", "Clean up.", false)).send().unwrap();
     let answer = answer.expect_refusal(403, "policy_denied");
     assert!(!answer.text().contains("DROP"), "{}", answer.text());
 }
@@ -205,8 +213,11 @@ fn a_stream_that_turns_bad_is_cut_cleanly_and_the_upstream_is_cancelled() {
 fn a_key_in_a_stream_is_cut_out_and_the_stream_goes_on() {
     let rig = honest();
     for model in ["demo-stream-secret", "demo-stream-split-secret"] {
-        let answer =
-            rig.post("/v1/chat/completions", &chat(model, "What is the key?", true)).send().unwrap().expect_status(200);
+        let answer = rig
+            .post("/v1/chat/completions", &chat(model, "What is the key?", true))
+            .send()
+            .unwrap()
+            .expect_status(200);
         let text = answer.text();
         assert_eq!(answer.end, End::Clean, "{model}: {text}");
         // Whole or in pieces: what the client puts together must not hold it.

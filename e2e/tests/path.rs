@@ -44,7 +44,9 @@ fn a_benign_request_arrives_byte_for_byte() {
     let odd = br#"{ "b" : 1.50,"a":"caf\u00e9 \/ tea" ,  "z":[ ] }"#.to_vec();
     let bodies = [odd, Vec::new(), pattern(100_000), vec![0xff, 0x00, 0xfe]];
     for body in bodies {
-        for framed in [Body::Sized(body.clone()), Body::Chunked(body.chunks(7_000).map(<[u8]>::to_vec).collect())] {
+        for framed in
+            [Body::Sized(body.clone()), Body::Chunked(body.chunks(7_000).map(<[u8]>::to_vec).collect())]
+        {
             let answer = rig
                 .call("POST", "/echo?a=1&b=%20x")
                 .header("content-type", "application/json")
@@ -66,7 +68,9 @@ fn a_benign_request_arrives_byte_for_byte() {
 #[test]
 fn a_benign_response_arrives_byte_for_byte_with_its_headers() {
     let rig = honest();
-    for path in ["/page/clean", "/bytes/0", "/bytes/1", "/bytes/100000", "/api/orders", "/status/404", "/status/500"] {
+    for path in
+        ["/page/clean", "/bytes/0", "/bytes/1", "/bytes/100000", "/api/orders", "/status/404", "/status/500"]
+    {
         let (through, straight) = (rig.get(path).send().unwrap(), direct(&rig, path));
         assert_eq!(through.status, straight.status, "{path}");
         assert_eq!(through.body, straight.body, "{path}");
@@ -93,11 +97,8 @@ fn a_benign_response_without_a_length_or_over_the_cap_arrives_byte_for_byte() {
 fn a_base_url_listener_names_its_upstream_and_no_other() {
     let rig = honest();
     // What the client calls the host does not matter: this listener stands for one upstream.
-    let got = raw(
-        rig.base,
-        b"GET /echo HTTP/1.1\r\nhost: attacker.example\r\nconnection: close\r\n\r\n",
-        SOON,
-    );
+    let got =
+        raw(rig.base, b"GET /echo HTTP/1.1\r\nhost: attacker.example\r\nconnection: close\r\n\r\n", SOON);
     let got = String::from_utf8(got.unwrap().0).unwrap();
     assert!(got.starts_with("HTTP/1.1 200"), "{got}");
     assert!(got.contains(&format!("[\"host\",\"{}\"]", rig.upstream.address)), "{got}");
@@ -180,7 +181,8 @@ fn a_chunked_body_over_the_cap_is_refused_soon() {
 fn connect_is_refused_by_the_filter() {
     let rig = honest();
     let authority = rig.upstream.address;
-    let answer = Call::new("CONNECT", format!("http://{authority}")).via(rig.proxy).deadline(SOON).send().unwrap();
+    let answer =
+        Call::new("CONNECT", format!("http://{authority}")).via(rig.proxy).deadline(SOON).send().unwrap();
     let _ = answer.expect_refusal(403, "tunnel_denied");
 }
 
@@ -321,7 +323,9 @@ fn observe_changes_neither_a_byte_nor_a_status() {
 fn observe_lets_bodies_over_the_cap_pass() {
     let rig = small().observe().start();
     let body = pattern(4_000_000);
-    for framed in [Body::Sized(body.clone()), Body::Chunked(body.chunks(50_000).map(<[u8]>::to_vec).collect())] {
+    for framed in
+        [Body::Sized(body.clone()), Body::Chunked(body.chunks(50_000).map(<[u8]>::to_vec).collect())]
+    {
         let answer = rig.call("POST", "/echo").body(framed).send().unwrap().expect_status(200);
         assert_eq!(answer.json()["sha256"], hex(&body));
     }

@@ -91,7 +91,11 @@ fn trap_02_a_longer_body_under_the_old_length_is_cut_off() {
 fn trap_02_a_held_body_rewritten_without_its_length_is_refused() {
     let rig = faulty();
     let call = |fault: &str| {
-        rig.post("/echo", &json!({"a": 1})).header("x-modes", "buffered,none").header("x-fault", fault).send().unwrap()
+        rig.post("/echo", &json!({"a": 1}))
+            .header("x-modes", "buffered,none")
+            .header("x-fault", fault)
+            .send()
+            .unwrap()
     };
     let refused = call("no-length@request-body").expect_refusal(503, "filter_unavailable");
     assert_eq!(refused.end, End::Clean);
@@ -108,7 +112,8 @@ fn trap_03_no_decompressor_is_rendered_and_encoded_bodies_do_not_hang() {
     assert!(!everything().to_string().contains("decompressor"));
     let rig = faulty();
     for modes in ["none,buffered", "none,streamed", "none,duplex"] {
-        let answer = rig.get("/gzip").header("x-modes", modes).deadline(SOON).send().unwrap().expect_status(200);
+        let answer =
+            rig.get("/gzip").header("x-modes", modes).deadline(SOON).send().unwrap().expect_status(200);
         assert_eq!(answer.end, End::Clean, "{modes}");
         assert_eq!(answer.body[..2], [0x1f, 0x8b], "{modes}: still gzip");
     }
@@ -160,9 +165,12 @@ fn trap_08_an_upgrade_is_refused_and_never_reaches_the_upstream() {
     let observing = Plan::new(Filter::None).observe().start();
     for rig in [faulty(), observing] {
         for listener in [rig.proxy, rig.base] {
-            for (kind, modes) in
-                [("websocket", "none,none"), ("websocket", "none,streamed"), ("WebSocket", "streamed,none"), ("raw", "")]
-            {
+            for (kind, modes) in [
+                ("websocket", "none,none"),
+                ("websocket", "none,streamed"),
+                ("WebSocket", "streamed,none"),
+                ("raw", ""),
+            ] {
                 let answer = upgrade(&rig, listener, kind, modes, SOON);
                 assert_eq!(answer.expect_refusal(403, "tunnel_denied").end, End::Clean, "{kind} {modes}");
             }
@@ -177,7 +185,8 @@ fn trap_08_an_upgrade_is_refused_and_never_reaches_the_upstream() {
 fn trap_08_an_upgrade_whose_body_the_filter_asks_for_is_never_forwarded() {
     let rig = Plan::new(Filter::Faulty)
         .patch(|b| {
-            let text = b.to_string().replace("\"stream_idle_timeout\":\"300s\"", "\"stream_idle_timeout\":\"1s\"");
+            let text =
+                b.to_string().replace("\"stream_idle_timeout\":\"300s\"", "\"stream_idle_timeout\":\"1s\"");
             *b = serde_json::from_str(&text).unwrap();
         })
         .start();
@@ -206,7 +215,9 @@ fn trap_08_connect_is_refused_on_every_listener_and_nothing_is_dialled() {
     let rig = faulty();
     for listener in [rig.proxy, rig.base] {
         let authority = rig.upstream.address;
-        let hello = format!("CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\nGET /echo HTTP/1.1\r\nhost: x\r\n\r\n");
+        let hello = format!(
+            "CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n\r\nGET /echo HTTP/1.1\r\nhost: x\r\n\r\n"
+        );
         let (got, closed) = raw(listener, hello.as_bytes(), SOON).unwrap();
         let got = String::from_utf8_lossy(&got).into_owned();
         assert!(got.starts_with("HTTP/1.1 403 ") || got.starts_with("HTTP/1.1 404 "), "{listener}: {got}");
@@ -238,7 +249,9 @@ fn listening_ports(pid: u32) -> Vec<u16> {
         .collect();
     let mut ports = Vec::new();
     for table in ["tcp", "tcp6"] {
-        for line in std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default().lines().skip(1) {
+        for line in
+            std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default().lines().skip(1)
+        {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let listening = fields[3] == "0A";
             if listening && inodes.iter().any(|inode| inode == fields[9]) {
@@ -295,7 +308,10 @@ fn trap_11_non_http_bytes_are_refused() {
 fn trap_12_a_held_back_chunk_must_be_answered_or_its_trailers_never_come() {
     let rig = faulty();
     let call = |fault: &str| {
-        rig.get("/trailers").header("te", "trailers").header("x-modes", "none,duplex").header("x-fault", fault)
+        rig.get("/trailers")
+            .header("te", "trailers")
+            .header("x-modes", "none,duplex")
+            .header("x-fault", fault)
     };
     let answered = call("hold-empty@").deadline(SOON).send().unwrap().expect_status(200);
     assert_eq!((answered.text().as_str(), answered.end), ("body\n", End::Clean));

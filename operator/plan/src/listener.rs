@@ -13,7 +13,12 @@ use crate::http::{Manager, manager};
 use crate::settings::{BaseUrl, ProxyListener, Settings};
 
 /// The explicit proxy.
-pub(crate) fn proxy(spec: &AgentPolicySpec, settings: &Settings, proxy: &ProxyListener, buffer: u32) -> Value {
+pub(crate) fn proxy(
+    spec: &AgentPolicySpec,
+    settings: &Settings,
+    proxy: &ProxyListener,
+    buffer: u32,
+) -> Value {
     const NAME: &str = "proxy";
     let routes = json!([
         {"match": {"connect_matcher": {}}, "direct_response": {"status": 403}},

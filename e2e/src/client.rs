@@ -76,7 +76,9 @@ impl Call {
 
     /// A POST of JSON.
     pub fn post_json(url: impl Into<String>, json: &serde_json::Value) -> Self {
-        Self::new("POST", url).header("content-type", "application/json").body(Body::Sized(json.to_string().into()))
+        Self::new("POST", url)
+            .header("content-type", "application/json")
+            .body(Body::Sized(json.to_string().into()))
     }
 
     /// Any method. The URL is `http://host:port/path`.
@@ -133,10 +135,7 @@ impl Call {
         let (authority, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
         let (address, target) = match self.proxy {
             Some(proxy) => (proxy, if self.method == "CONNECT" { authority } else { &self.url }),
-            None => (
-                authority.replace("localhost", "127.0.0.1").parse().map_err(io::Error::other)?,
-                path,
-            ),
+            None => (authority.replace("localhost", "127.0.0.1").parse().map_err(io::Error::other)?, path),
         };
         let start = Instant::now();
         let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;

@@ -112,6 +112,7 @@ fn mode(name: &str) -> BodySendMode {
 
 async fn answer(mut messages: Streaming<ProcessingRequest>, sender: mpsc::Sender<Step>) {
     let mut wish = Wish::default();
+    let mut held = Vec::new();
     while let Ok(Some(message)) = messages.message().await {
         let Some(message) = message.request else { continue };
         if let Message::RequestHeaders(head) = &message {
@@ -127,6 +128,29 @@ async fn answer(mut messages: Streaming<ProcessingRequest>, sender: mpsc::Sender
         // Every message is slow, not one: the timer is per message.
         if let Some(millis) = wish.fault.strip_prefix("slow-").and_then(|m| m.parse().ok()) {
             tokio::time::sleep(Duration::from_millis(millis)).await;
+        }
+        // What a scanner with hold-back does: nothing leaves until the end is known.
+        if let Some(how) = wish.fault.strip_prefix("hold-") {
+            match &message {
+                // Late enough that body and trailers are there before the mode is known.
+                Message::ResponseHeaders(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+                Message::ResponseBody(body) if !body.end_of_stream => {
+                    held.extend_from_slice(&body.body);
+                    if how == "empty" && sender.send(streamed(Vec::new(), false)).await.is_err() {
+                        return;
+                    }
+                    continue;
+                }
+                Message::ResponseBody(body) => {
+                    held.extend_from_slice(&body.body);
+                    let _ = sender.send(streamed(std::mem::take(&mut held), true)).await;
+                    continue;
+                }
+                Message::ResponseTrailers(_) => {
+                    let _ = sender.send(streamed(std::mem::take(&mut held), false)).await;
+                }
+                _ => {}
+            }
         }
         let fault = wish.due(at);
         let step = match fault {
@@ -159,8 +183,10 @@ fn respond(message: Message, wish: &Wish, fault: &str) -> ProcessingResponse {
             answer
         }
         Message::ResponseHeaders(_) => {
-            let mutation = (fault == "strip-length")
-                .then(|| HeaderMutation { remove_headers: vec!["content-length".into()], ..Default::default() });
+            let mutation = (fault == "strip-length").then(|| HeaderMutation {
+                remove_headers: vec!["content-length".into()],
+                ..Default::default()
+            });
             let mut answer = reply(Reply::ResponseHeaders(HeadersResponse {
                 response: Some(CommonResponse { header_mutation: mutation, ..Default::default() }),
             }));
@@ -169,7 +195,8 @@ fn respond(message: Message, wish: &Wish, fault: &str) -> ProcessingResponse {
                 answer.mode_override = Some(ProcessingMode {
                     response_body_mode: mode(&wish.response_mode).into(),
                     // Envoy refuses full duplex without trailers.
-                    response_trailer_mode: if duplex { HeaderSendMode::Send } else { HeaderSendMode::Skip }.into(),
+                    response_trailer_mode: if duplex { HeaderSendMode::Send } else { HeaderSendMode::Skip }
+                        .into(),
                     ..ProcessingMode::default()
                 });
             }
@@ -224,6 +251,11 @@ fn body_response(body: &HttpBody, mode: &str, fault: &str) -> BodyResponse {
             ..Default::default()
         }),
     }
+}
+
+fn streamed(bytes: Vec<u8>, end_of_stream: bool) -> Step {
+    let body = HttpBody { body: bytes.into(), end_of_stream, ..Default::default() };
+    Step::Answer(Box::new(reply(Reply::ResponseBody(body_response(&body, "duplex", "")))))
 }
 
 fn block() -> Reply {

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use sallyport_api::{
-    AgentPolicy, AgentPolicySpec, DefaultAction, Egress, EgressAction, EgressRule, FailurePolicy, Metadata, Mode,
+    AgentPolicy, AgentPolicySpec, DefaultAction, Egress, EgressAction, EgressRule, FailurePolicy, Metadata,
+    Mode,
 };
 use sallyport_plan::{AccessLog, BaseUrl, ProxyListener, Settings, render};
 use serde_json::{Value, json};
@@ -127,7 +128,8 @@ impl Plan {
             spec: self.spec.clone(),
         };
         // JSON is YAML.
-        std::fs::write(dir.path().join("policy.yaml"), json!(policy).to_string()).expect("a writable directory");
+        std::fs::write(dir.path().join("policy.yaml"), json!(policy).to_string())
+            .expect("a writable directory");
 
         let filter = start_filter(self.filter, dir.path());
         // A port that was free a moment ago may be gone; then Envoy says so and other ports are tried.
@@ -145,7 +147,8 @@ impl Plan {
             };
             let mut bootstrap = render(&self.spec, &settings);
             (self.patch)(&mut bootstrap);
-            std::fs::write(dir.path().join("bootstrap.json"), bootstrap.to_string()).expect("a writable directory");
+            std::fs::write(dir.path().join("bootstrap.json"), bootstrap.to_string())
+                .expect("a writable directory");
             let mut envoy = start_envoy(dir.path(), self.drain_seconds);
             if wait_ready(&mut envoy, dir.path()) {
                 return Rig {
@@ -240,7 +243,8 @@ impl Rig {
         let file = self.dir.path().join("access.log");
         let end = Instant::now() + Duration::from_secs(10);
         loop {
-            let entries: Vec<Value> = read(&file).lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
+            let entries: Vec<Value> =
+                read(&file).lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
             if entries.len() >= at_least || Instant::now() > end {
                 assert!(entries.len() >= at_least, "{} entries of {at_least}", entries.len());
                 return entries;
@@ -266,6 +270,13 @@ impl Drop for Rig {
     }
 }
 
+/// Whether an entry of the access log shows a message that the filter never answered: gRPC status 10 in one
+/// of the phases `rh:MICROS:STATUS` (headers) or `rb:COUNT:MICROS:STATUS` (bodies), `sh` and `sb` for the response.
+pub fn unanswered(entry: &Value) -> bool {
+    let phases = entry["extproc"].as_str().unwrap_or_default();
+    phases.split(',').any(|phase| phase.starts_with(['r', 's']) && phase.ends_with(":10"))
+}
+
 /// Where Envoy is: `SALLYPORT_ENVOY`, or what `tools/envoy-fetch` unpacked.
 pub fn envoy_binary() -> PathBuf {
     if let Some(path) = std::env::var_os("SALLYPORT_ENVOY") {
@@ -273,7 +284,11 @@ pub fn envoy_binary() -> PathBuf {
     }
     let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cache/envoy");
     let found = cache.join(format!("1.40.0-{}", std::env::consts::ARCH)).join("envoy");
-    assert!(found.is_file(), "no Envoy at {}; run tools/envoy-fetch, or set SALLYPORT_ENVOY", found.display());
+    assert!(
+        found.is_file(),
+        "no Envoy at {}; run tools/envoy-fetch, or set SALLYPORT_ENVOY",
+        found.display()
+    );
     found
 }
 
@@ -285,7 +300,9 @@ pub fn workspace_binary(name: &str, variable: &str) -> PathBuf {
     let own = std::env::current_exe().expect("an executable has a path");
     // target/<profile>/deps/test-hash, or target/<profile>/bin.
     let found = own.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|path| path.is_file());
-    found.unwrap_or_else(|| panic!("no `{name}` beside {}; run `make build`, or set {variable}", own.display()))
+    found.unwrap_or_else(|| {
+        panic!("no `{name}` beside {}; run `make build`, or set {variable}", own.display())
+    })
 }
 
 fn start_filter(kind: Filter, dir: &Path) -> Option<Child> {
@@ -352,7 +369,10 @@ fn wait_ready(envoy: &mut Child, dir: &Path) -> bool {
 fn admin(run_dir: &Path, method: &str, path: &str) -> std::io::Result<(u16, String)> {
     let mut stream = UnixStream::connect(run_dir.join("admin.sock"))?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    write!(stream, "{method} {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")?;
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+    )?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     let status = text.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or(0);

@@ -217,18 +217,21 @@ fn framed_reply(kind: &str, frames: Vec<Frame<Bytes>>, pause: Duration, seen: &S
     let frames = futures_util::stream::unfold(receiver, |mut receiver| async move {
         receiver.recv().await.map(|frame| (Ok::<_, Infallible>(frame), receiver))
     });
-    let mut reply = Response::new(BodyExt::boxed(StreamBody::new(SyncStream(std::sync::Mutex::new(Box::pin(frames))))));
+    let mut reply =
+        Response::new(BodyExt::boxed(StreamBody::new(SyncStream(std::sync::Mutex::new(Box::pin(frames))))));
     reply.headers_mut().insert(CONTENT_TYPE, kind.parse().expect("a constant"));
     reply
 }
 
 /// A pause asked for by the request's `x-demo-pause-ms`, else this many milliseconds.
 fn pause(head: &hyper::http::request::Parts, millis: u64) -> Duration {
-    let asked = head.headers.get("x-demo-pause-ms").and_then(|v| v.to_str().ok()).and_then(|v| v.parse().ok());
+    let asked =
+        head.headers.get("x-demo-pause-ms").and_then(|v| v.to_str().ok()).and_then(|v| v.parse().ok());
     Duration::from_millis(asked.unwrap_or(millis))
 }
 
-type FrameStream = std::pin::Pin<Box<dyn futures_util::Stream<Item = Result<Frame<Bytes>, Infallible>> + Send>>;
+type FrameStream =
+    std::pin::Pin<Box<dyn futures_util::Stream<Item = Result<Frame<Bytes>, Infallible>> + Send>>;
 
 /// hyper's boxed body must be `Sync`; a stream polled by one task behind a lock is.
 struct SyncStream(std::sync::Mutex<FrameStream>);

@@ -5,7 +5,9 @@ use std::io::Write as _;
 
 use bytes::Bytes;
 use hyper::body::Frame;
-use hyper::header::{ACCEPT_RANGES, CONTENT_ENCODING, CONTENT_RANGE, HeaderMap, HeaderValue, RANGE, TRAILER, UPGRADE};
+use hyper::header::{
+    ACCEPT_RANGES, CONTENT_ENCODING, CONTENT_RANGE, HeaderMap, HeaderValue, RANGE, TRAILER, UPGRADE,
+};
 use hyper::http::request::Parts;
 use hyper::{Response, StatusCode};
 use serde_json::json;
@@ -80,8 +82,11 @@ fn page(extra: &str) -> Reply {
 
 /// What arrived, in full: the means to prove that a call went through untouched.
 fn echo(head: &Parts, body: &Bytes) -> Reply {
-    let headers: Vec<_> =
-        head.headers.iter().map(|(n, v)| json!([n.as_str(), String::from_utf8_lossy(v.as_bytes())])).collect();
+    let headers: Vec<_> = head
+        .headers
+        .iter()
+        .map(|(n, v)| json!([n.as_str(), String::from_utf8_lossy(v.as_bytes())]))
+        .collect();
     json_reply(
         StatusCode::OK,
         &json!({

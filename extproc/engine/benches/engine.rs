@@ -83,8 +83,8 @@ fn bodies(c: &mut Criterion) {
     let mut group = c.benchmark_group("chat_request");
     group.bench_function("head", |b| b.iter(|| engine.request_head(black_box(&head), now)));
     let sentence = "Please summarise the delivery terms of order 4711 and list the open points in a table. ";
-    for kib in [0.5, 2.0, 10.0, 100.0] {
-        let text: String = sentence.chars().cycle().take((kib * 1024.0) as usize - 80).collect();
+    for (kib, bytes) in [("0.5", 512), ("2", 2048), ("10", 10_240), ("100", 102_400)] {
+        let text: String = sentence.chars().cycle().take(bytes - 80).collect();
         let body = format!(r#"{{"model":"gpt-4o-mini","messages":[{{"role":"user","content":"{text}"}}]}}"#);
         group.throughput(Throughput::Bytes(body.len() as u64));
         group.bench_function(format!("body_{kib}k"), |b| {

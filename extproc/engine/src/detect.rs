@@ -133,10 +133,7 @@ impl Detector {
     }
 
     fn structural(&self, s: &Structural) -> Option<Item> {
-        let rule = &self.rules.rules[self.rules.structural(s.scanner)?];
-        if !rule.rule.surfaces.is_empty() && !rule.rule.surfaces.contains(&s.surface) {
-            return None;
-        }
+        let rule = self.rules.structural(s.scanner, s.surface)?;
         Some(Item {
             finding: Finding {
                 rule: rule.rule.id.clone(),

@@ -1,5 +1,12 @@
 //! What the engine makes of whole messages, with everything that ships.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::format_push_string,
+    reason = "a test may stop at what it did not expect"
+)]
+
 use jiff::Timestamp;
 use sallyport_api::{AgentPolicySpec, load_policy};
 use sallyport_engine::{Category, Code, Decision, Engine, Protocol, RequestHead, ResponseHead, Surface};
@@ -99,7 +106,7 @@ fn an_order_in_a_tool_result_or_page_is_blocked_in_every_disguise() {
     let e = engine("");
     let hidden: String = ORDER.chars().filter_map(|c| char::from_u32(c as u32 + 0xe0000)).collect();
     let zero = ORDER.replace('i', "i\u{200b}");
-    let entities: String = ORDER.chars().map(|c| format!("&#{};", c as u32)).collect();
+    let entities = ORDER.chars().fold(String::new(), |s, c| s + &format!("&#{};", c as u32));
     for text in [
         ORDER.to_owned(),
         format!("<html><!-- {ORDER} --><body>Recipes</body></html>"),
@@ -261,6 +268,8 @@ fn duplicate_keys_deep_nesting_and_floods_of_findings_are_refused() {
     let e = engine("");
     let twice = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","method":"tools/list"}"#;
     assert_eq!(request(&e, twice).verdict.decision, Decision::Block);
+    let odd = request(&e, r#"{"a":1,"a":2}"#).verdict;
+    assert_eq!((odd.decision, odd.findings[0].rule.as_str()), (Decision::Flag, "SLP-CORE-0102"));
     assert_eq!(request(&e, &"[".repeat(5000)).verdict.decision, Decision::Block);
     let flood = format!("{} ", key()).repeat(2000);
     let v = response(&e, &flood).verdict;
@@ -293,7 +302,9 @@ fn nothing_but_cedars_adapter_makes_a_decision() {
             let name = path.to_string_lossy().into_owned();
             if path.is_dir() && !["tests", "benches", "proto", "target"].iter().any(|d| name.ends_with(d)) {
                 stack.push(path);
-            } else if name.ends_with(".rs") && !allowed.iter().any(|a| name.ends_with(a)) {
+            } else if path.extension().is_some_and(|e| e == "rs")
+                && !allowed.iter().any(|a| name.ends_with(a))
+            {
                 let text = std::fs::read_to_string(&path).unwrap();
                 let code = text.split("#[cfg(test)]").next().unwrap_or_default();
                 for (i, line) in code.lines().enumerate() {

@@ -1,5 +1,12 @@
 //! Responses that are judged while they are forwarded.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::format_push_string,
+    reason = "a test may stop at what it did not expect"
+)]
+
 use std::sync::Arc;
 
 use jiff::Timestamp;

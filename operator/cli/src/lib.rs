@@ -6,8 +6,10 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::float_cmp))]
 
 mod admin;
+mod bench;
 mod envoy;
 mod eval;
+mod lint;
 mod machine;
 mod policy;
 mod rules;
@@ -45,6 +47,14 @@ enum Command {
     Scan(scan::Args),
     Eval(eval::Args),
     Rules(rules::Args),
+    Lint(lint::Args),
+    Bench(bench::Args),
+    /// The filter that `bench` measures
+    #[command(hide = true)]
+    BenchExtproc(bench::children::ExtprocArgs),
+    /// The upstream behind it
+    #[command(hide = true)]
+    BenchUpstream(bench::children::UpstreamArgs),
     /// Becomes another program, tied to the life of its parent
     #[command(hide = true)]
     Tether(envoy::Tether),
@@ -57,6 +67,10 @@ pub fn run() -> ExitCode {
         Command::Scan(args) => scan::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Rules(args) => rules::run(&args),
+        Command::Lint(args) => lint::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::BenchExtproc(args) => args.run(),
+        Command::BenchUpstream(args) => args.run(),
         Command::Tether(args) => args.run(),
     };
     match outcome {
@@ -64,10 +78,16 @@ pub fn run() -> ExitCode {
         // A reader that closes the pipe early (`| head`) has seen what it wanted.
         Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("error: {e:#}");
+            note(&format!("error: {e:#}"));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Says something on standard error. A terminal that is gone is no reason to stop (`eprintln!` would).
+fn note(text: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -159,6 +159,10 @@ fn describe(pack: &Pack, rule: &Rule) -> anyhow::Result<String> {
         line("references", &rule.references.join(" "));
     }
     line("tests", &format!("{} positive, {} negative", rule.tests.positive.len(), rule.tests.negative.len()));
+    if rule.tests.positive.is_empty() {
+        out.push_str("\nIt has no test to ask the shipped policies with.\n");
+        return Ok(out);
+    }
     out.push_str("\nWhat the shipped policies make of it, on its own positive tests:\n");
     for (surface, outcome) in outcomes(rule)? {
         let _ = writeln!(out, "  {:<15}{outcome}", surface.as_str());
@@ -181,7 +185,14 @@ fn outcomes(rule: &Rule) -> anyhow::Result<BTreeMap<Surface, String>> {
             .tests
             .positive
             .iter()
-            .map(|case| engine.scan_text(surface, &case.text, Timestamp::now()))
+            .flat_map(|case| {
+                // Some rules are about the shape of a document, which a text does not have.
+                let now = Timestamp::now();
+                [
+                    engine.scan_text(surface, &case.text, now),
+                    engine.scan_json(surface, case.text.as_bytes(), now),
+                ]
+            })
             .filter(|v| v.findings.iter().any(|f| f.rule == rule.id))
             .map(|v| {
                 let others: std::collections::BTreeSet<_> =

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::{EXIT_BAD_INPUT, policy};
+use crate::{EXIT_BAD_INPUT, note, policy};
 
 /// The longest line that is read: the largest body a policy may let through (64 MiB), with room for
 /// JSON's escapes. Longer lines are answered with an error instead of filling the memory.
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let input: Box<dyn Read> = if args.input == Path::new("-") {
         let stdin = io::stdin();
         if stdin.is_terminal() {
-            eprintln!("reading JSON lines from the terminal; end with Ctrl-D (see `sallyport scan --help`)");
+            note("reading JSON lines from the terminal; end with Ctrl-D (see `sallyport scan --help`)");
         }
         Box::new(stdin)
     } else {

@@ -191,3 +191,87 @@ fn eval_refuses_what_it_can_not_score() {
     let out = run(&["eval", here, "--compare", old.to_str().unwrap()], b"");
     assert!(text(&out.stderr).contains("old.json: schema 99"), "{out:?}");
 }
+
+#[test]
+fn rules_are_listed_explained_and_tested() {
+    let out = run(&["rules", "list", "--pack", "core"], b"");
+    let list = text(&out.stdout);
+    let id = list.split_whitespace().find(|w| w.starts_with("SLP-")).unwrap().to_owned();
+    assert!(list.starts_with("core (version ") && list.trim_end().ends_with(" rules"), "{list}");
+
+    let packs: Value = serde_json::from_slice(&run(&["rules", "list", "--json"], b"").stdout).unwrap();
+    assert_eq!(packs[0]["pack"], "core");
+
+    let out = run(&["rules", "explain", &id.to_lowercase()], b"");
+    let said = text(&out.stdout);
+    for part in [&id, "category", "severity", "gate", "tests", "What the shipped policies make of it"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let out = run(&["rules", "explain", "SLP-CORE-9999"], b"");
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("close are SLP-CORE-"), "{out:?}");
+    let out = run(&["rules", "list", "--pack", "cor"], b"");
+    assert!(text(&out.stderr).contains("no pack is called `cor`"), "{out:?}");
+}
+
+#[test]
+fn a_pack_file_is_tested_and_its_failures_have_a_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mine.yaml");
+    let pack = |word: &str| {
+        format!(
+            "pack: mine\nversion: 1\ntitle: Mine\nrules:\n  - id: MINE-0001\n    title: A word\n    \
+             category: confidential\n    severity: low\n    score: 80\n    pattern: 'alpha-[0-9]{{3}}'\n    \
+             tests:\n      positive: ['alpha-123', '{word}']\n      negative: ['alpha', 'alpha-1x']\n"
+        )
+    };
+    let file = path.to_str().unwrap();
+    std::fs::write(&path, pack("alpha-456")).unwrap();
+    let out = run(&["rules", "test", "--pack-file", file], b"");
+    assert_eq!((out.status.code(), text(&out.stdout)), (Some(0), "4 passed, 0 failed\n"), "{out:?}");
+
+    std::fs::write(&path, pack("beta")).unwrap();
+    let out = run(&["rules", "test", "--pack-file", file], b"");
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stdout).contains("mine.yaml: MINE-0001 positive[1]"), "{out:?}");
+    assert!(text(&out.stdout).ends_with("3 passed, 1 failed\n"), "{out:?}");
+
+    std::fs::write(&path, "pack: mine\nversion: 1\ntitle: t\nrule: []\n").unwrap();
+    let out = run(&["rules", "test", "--pack-file", file], b"");
+    assert!(text(&out.stderr).contains("mine.yaml: ") && text(&out.stderr).contains("line 4"), "{out:?}");
+}
+
+#[test]
+fn lint_says_ok_or_where() {
+    let dir = tempfile::tempdir().unwrap();
+    let (good, bad) = (dir.path().join("good.yaml"), dir.path().join("bad.yaml"));
+    let head = "apiVersion: sallyport.dev/v1alpha1\nkind: AgentPolicy\nmetadata: {name: x}\nspec:\n";
+    std::fs::write(&good, format!("{head}  mode: Observe\n")).unwrap();
+    std::fs::write(&bad, format!("{head}  detection: {{packs: [nonsense]}}\n")).unwrap();
+    let (good, bad) = (good.to_str().unwrap(), bad.to_str().unwrap());
+    assert_eq!(run(&["lint", good], b"").status.code(), Some(0));
+    let out = run(&["lint", bad, good], b"");
+    assert_eq!(out.status.code(), Some(1));
+    let said = text(&out.stdout);
+    assert!(said.contains("bad.yaml: spec.detection.packs[0]"), "{said}");
+    assert!(said.contains("good.yaml: ok"), "{said}");
+}
+
+/// With an engine behind it, the contract has findings.
+#[test]
+fn a_finding_has_the_fields_of_the_contract() {
+    // In two parts, so that nothing takes this file for a leak.
+    let key = format!("AK{}", "IAQ3EGRIFBYTEXAMP7");
+    let line = json!({"id": 1, "surface": "text", "text": format!("é key {key}")});
+    let answer = lines(&run(&["scan"], line.to_string().as_bytes())).remove(0);
+    assert_ne!(answer["decision"], "allow", "{answer}");
+    let finding = &answer["findings"][0];
+    assert_eq!(finding["category"], "secret");
+    let keys: Vec<_> = finding.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(keys.len(), 7);
+    for name in ["rule", "category", "severity", "score", "path", "start", "end"] {
+        assert!(keys.contains(&name), "{name}: {finding}");
+    }
+    // The letter with its accent is one character and two bytes.
+    assert_eq!((finding["start"].as_u64(), finding["end"].as_u64()), (Some(7), Some(27)), "{finding}");
+}

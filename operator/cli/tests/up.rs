@@ -227,7 +227,12 @@ fn it_serves_takes_edits_lets_calls_end_and_goes() {
 
     policy(dir.path(), "  egres: {}");
     up.wait_for("the last good policy stays in force");
-    policy(dir.path(), "  mode: Enforce\n  egress: {default: Allow}");
+    policy(dir.path(), "  egress: {default: Deny}");
+    up.wait_for("reloaded");
+    let answer = get(base);
+    assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("egress_denied"), "{answer}");
+    up.wait_for("egress_denied");
+    policy(dir.path(), "  egress: {default: Allow}");
     up.wait_for("reloaded");
 
     // Two seconds of a call that is open when the end comes.
@@ -270,4 +275,38 @@ fn a_second_signal_does_not_wait_and_a_kill_takes_envoy_along() {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+#[test]
+fn bench_leaves_a_record() {
+    let Some(envoy) = real_envoy() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("record.json");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sallyport"));
+    command.args(["bench", "--seconds", "3", "--out"]).arg(&out).env("SALLYPORT_ENVOY", envoy);
+    command.env("TMPDIR", dir.path()).env_remove("XDG_RUNTIME_DIR");
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let end = Instant::now() + 3 * DEADLINE;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > end {
+            child.kill().unwrap();
+            panic!("still running");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(status.success());
+    let record: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
+    assert_eq!(record["sizes"].as_array().unwrap().len(), 4);
+    for size in record["sizes"].as_array().unwrap() {
+        for field in
+            ["requests", "envoy_us", "server_us", "engine_us", "noop_envoy_us", "plain_envoy_us", "p99_us"]
+        {
+            assert!(size[field].as_f64().unwrap() > 0.0, "{field}: {size}");
+        }
+    }
+    assert!(record["memory"]["extproc_loaded"]["rss_kib"].as_u64().unwrap() > 0);
+    assert!(record["rules"].as_u64().unwrap() > 0);
 }

@@ -1,4 +1,8 @@
 //! The listeners: an explicit HTTP proxy, and one listener per base URL.
+//!
+//! No tunnel is opened on any of them, because its bytes could not be inspected. CONNECT and websocket are
+//! let in as far as the filter, so that an attempt leaves a receipt; after it stands a route that never
+//! forwards, for a filter that only observes or is down. Every other upgrade Envoy refuses by itself.
 
 use sallyport_api::AgentPolicySpec;
 use serde_json::{Value, json};
@@ -9,12 +13,16 @@ use crate::http::{Manager, manager};
 use crate::settings::{BaseUrl, ProxyListener, Settings};
 
 /// The explicit proxy.
-pub(crate) fn proxy(spec: &AgentPolicySpec, settings: &Settings, proxy: &ProxyListener, buffer: u32) -> Value {
+pub(crate) fn proxy(
+    spec: &AgentPolicySpec,
+    settings: &Settings,
+    proxy: &ProxyListener,
+    buffer: u32,
+) -> Value {
     const NAME: &str = "proxy";
     let routes = json!([
-        // A tunnel's bytes can't be inspected, so none is opened. CONNECT gets as far as the filter, which
-        // refuses it with a receipt; this route is what holds where the filter only observes or is down.
         {"match": {"connect_matcher": {}}, "direct_response": {"status": 403}},
+        no_upgrade(),
         // `GET https://...` without a tunnel would go on in clear to a host that expects TLS.
         {"match": {"prefix": "/", "headers": [{"name": ":scheme", "string_match": {"exact": "https"}}]},
          "direct_response": {"status": 403}},
@@ -34,8 +42,7 @@ pub(crate) fn proxy(spec: &AgentPolicySpec, settings: &Settings, proxy: &ProxyLi
             upstream: None,
             routes,
             filters: vec![forward],
-            // No websocket: an upgrade that no entry names is refused by Envoy itself, before any route.
-            upgrades: json!([{"upgrade_type": "CONNECT"}]),
+            upgrades: json!([{"upgrade_type": "CONNECT"}, {"upgrade_type": "websocket"}]),
         },
     );
     listener(NAME, &proxy.address.to_string(), proxy.port, &filter, buffer)
@@ -44,10 +51,8 @@ pub(crate) fn proxy(spec: &AgentPolicySpec, settings: &Settings, proxy: &ProxyLi
 /// The listener of a base URL.
 pub(crate) fn base_url(spec: &AgentPolicySpec, settings: &Settings, base: &BaseUrl, buffer: u32) -> Value {
     let name = base_url_name(base);
-    let routes = json!([route(&json!({
-        "cluster": name,
-        "host_rewrite_literal": base.upstream.authority(),
-    }))]);
+    let forward = json!({"cluster": name, "host_rewrite_literal": base.upstream.authority()});
+    let routes = json!([no_upgrade(), route(&forward)]);
     let filter = manager(
         spec,
         settings,
@@ -57,10 +62,17 @@ pub(crate) fn base_url(spec: &AgentPolicySpec, settings: &Settings, base: &BaseU
             upstream: Some(&base.upstream),
             routes,
             filters: Vec::new(),
-            upgrades: json!([]),
+            upgrades: json!([{"upgrade_type": "websocket"}]),
         },
     );
     listener(&name, "127.0.0.1", base.port, &filter, buffer)
+}
+
+/// Refuses what is left of an upgrade after the filter. A request that merely has the header and asks for
+/// no upgrade has lost it by now.
+fn no_upgrade() -> Value {
+    json!({"match": {"prefix": "/", "headers": [{"name": "upgrade", "present_match": true}]},
+           "direct_response": {"status": 403}})
 }
 
 /// Everything to one cluster, for as long as it takes: an LLM's answer has no sensible deadline here, the

@@ -29,11 +29,8 @@ fn cases() -> Vec<(&'static str, AgentPolicySpec, Settings)> {
     let all = Settings { base_urls: base_urls.base_urls.clone(), ..laptop.clone() };
     let closed = AgentPolicySpec::default();
     let open = AgentPolicySpec { failure_policy: FailurePolicy::Open, ..closed.clone() };
-    let observe = AgentPolicySpec {
-        mode: Mode::Observe,
-        limits: Limits { max_body_bytes: 8 << 10 },
-        ..closed.clone()
-    };
+    let observe =
+        AgentPolicySpec { mode: Mode::Observe, limits: Limits { max_body_bytes: 8 << 10 }, ..closed.clone() };
     vec![
         ("proxy-closed", closed.clone(), laptop),
         ("base-urls-open", open, base_urls),
@@ -116,7 +113,9 @@ fn upstreams_are_read_from_urls_and_nothing_is_dropped_silently() {
     ] {
         assert_eq!(url.parse::<Upstream>().unwrap().url(), back);
     }
-    for bad in ["api.openai.com", "ftp://x", "https://", "https://x/v1", "http://u@x", "http://x:0", "http://x:y"] {
+    for bad in
+        ["api.openai.com", "ftp://x", "https://", "https://x/v1", "http://u@x", "http://x:0", "http://x:y"]
+    {
         bad.parse::<Upstream>().unwrap_err();
     }
 }

@@ -236,9 +236,16 @@ impl RuleSet {
         self.gate.as_ref().map_or(0, AhoCorasick::memory_usage)
     }
 
-    /// The structural rule for `scanner`, if it is on.
-    pub(crate) fn structural(&self, scanner: Scanner) -> Option<usize> {
-        self.rules.iter().position(|r| r.rule.scanner == Some(scanner))
+    /// The structural rule for `scanner` on `surface`, if one is on.
+    pub(crate) fn structural(&self, scanner: Scanner, surface: Surface) -> Option<&CompiledRule> {
+        self.rules.iter().find(|r| r.rule.scanner == Some(scanner) && r.surfaces & bit(surface) != 0)
+    }
+
+    /// Compiles every pattern now rather than at its first candidate.
+    pub(crate) fn warm(&self) {
+        for rule in &self.rules {
+            rule.compiles();
+        }
     }
 
     /// Finds everything the rules of `surface` find in `text`.

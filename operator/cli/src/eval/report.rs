@@ -164,6 +164,13 @@ impl Report {
             return Ok(());
         }
         let s = &self.scores;
+        if !s.above_allow_by_rule.is_empty() {
+            let mut rules: Vec<_> = s.above_allow_by_rule.iter().collect();
+            rules.sort_by_key(|(_, rows)| std::cmp::Reverse(**rows));
+            // Twice as many: this is the list to begin with when alarms are to go down.
+            let rules: Vec<_> = rules.iter().map(|(rule, rows)| format!("{rule} {rows}")).collect();
+            writeln!(out, "\nBenign rows above allow, by rule: {}", first(&rules, most * 2))?;
+        }
         if !s.missed.is_empty() {
             writeln!(out, "\nMissed (first {most} of each; all with --json)")?;
             for (class, ids) in &s.missed {

@@ -132,18 +132,22 @@ pub(super) fn detected(row: &Row, verdict: &Verdict) -> bool {
     verdict
         .findings
         .iter()
-        .filter(|f| f.category == wanted)
+        .filter(|f| f.category == wanted && f.decision != Decision::Allow)
         .any(|f| spans.iter().any(|s| s.start < f.end && f.start < s.end))
+}
+
+/// The findings that have a part in a decision above `allow`.
+fn above_allow(verdict: &Verdict) -> impl Iterator<Item = &Finding> {
+    let decided = verdict.decision != Decision::Allow;
+    verdict.findings.iter().filter(move |f| decided && f.decision != Decision::Allow)
 }
 
 /// The detectors that raised an alarm, each with the rules behind it.
 pub(super) fn alarms(verdict: &Verdict) -> BTreeMap<Detector, BTreeSet<&str>> {
     let mut alarms: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-    if verdict.decision != Decision::Allow {
-        for Finding { rule, category, .. } in &verdict.findings {
-            if let Some(detector) = Detector::of(*category) {
-                alarms.entry(detector).or_default().insert(rule.as_str());
-            }
+    for f in above_allow(verdict) {
+        if let Some(detector) = Detector::of(f.category) {
+            alarms.entry(detector).or_default().insert(f.rule.as_str());
         }
     }
     alarms
@@ -189,6 +193,9 @@ pub(super) struct Scores {
     pub(super) false_positives: BTreeMap<Detector, Rate>,
     /// False alarms per corpus on ordinary benign content.
     pub(super) false_positives_by_corpus: BTreeMap<String, Negatives>,
+    /// Benign rows with a decision above `allow`, by the rules that have a part in it; hard negatives
+    /// included, whatever `benign_for` says.
+    pub(super) above_allow_by_rule: BTreeMap<String, u64>,
     /// False alarms on content made to look like an attack, by kind.
     pub(super) hard_negatives: BTreeMap<String, Negatives>,
     /// Near misses of secrets that some secret rule took: no false positive by itself, because a
@@ -237,6 +244,10 @@ impl Scores {
         let named: BTreeSet<_> = row.benign_for.iter().copied().collect();
         negatives.any.count(named.iter().any(|d| alarms.contains_key(d)));
         negatives.above_allow.count(verdict.decision != Decision::Allow);
+        let rules: BTreeSet<_> = above_allow(verdict).map(|f| f.rule.as_str()).collect();
+        for rule in rules {
+            *self.above_allow_by_rule.entry(rule.to_owned()).or_default() += 1;
+        }
         for detector in named {
             let rules = alarms.get(&detector);
             negatives.detectors.entry(detector).or_default().count(rules.is_some());
@@ -296,6 +307,7 @@ mod tests {
             end,
             view: "raw",
             evidence: String::new(),
+            decision,
         };
         Verdict { decision, findings: findings.iter().map(finding).collect(), ..Verdict::default() }
     }

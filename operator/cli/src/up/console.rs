@@ -52,7 +52,7 @@ fn print(lines: &Receiver<String>, lost: &AtomicU64) {
         }
         let missing = lost.swap(0, Ordering::Relaxed);
         if missing > 0 {
-            eprintln!("({missing} lines left out: they came faster than they could be printed)");
+            crate::note(&format!("({missing} lines left out: they came faster than they could be printed)"));
         }
     }
 }

@@ -5,6 +5,7 @@ mod console;
 mod filter;
 mod watch;
 
+use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,6 +21,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::admin::Admin;
 use crate::envoy::{self, Envoy};
+use crate::note;
 use crate::rundir::RunDir;
 use console::{Console, Log};
 use filter::Filter;
@@ -90,6 +92,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let binary = envoy::find(args.envoy.as_deref())?;
     let ca_bundle = ca_bundle(args.ca_bundle.as_deref())?;
     let run_dir = RunDir::create(args.run_dir.as_deref())?;
+    // What the filter's process has to say of itself; messages have lines of their own.
+    let level = tracing::Level::WARN;
+    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).init();
 
     let mut settings = Settings::new(run_dir.path());
     settings.node_id = format!("sallyport-up-{}", std::process::id());
@@ -145,11 +150,11 @@ async fn guard(
             _ = poll.tick() => match file.poll() {
                 None => {}
                 Some(Ok(new)) => take(&filter, new, settings, &rendered),
-                Some(Err(e)) => eprintln!("{e:#}\nthe last good policy stays in force"),
+                Some(Err(e)) => note(&format!("{e:#}\nthe last good policy stays in force")),
             },
         }
     }
-    eprintln!("draining; Ctrl-C again stops at once");
+    note("draining; Ctrl-C again stops at once");
     let drained = tokio::select! {
         stopped = envoy.stop(DRAIN) => stopped.is_ok(),
         () = signals.next() => false, // dropping Envoy's handle kills it
@@ -162,11 +167,11 @@ async fn guard(
 fn take(filter: &Filter, new: Loaded, settings: &Settings, rendered: &Value) {
     let (spec, rules) = (new.policy.spec, new.engine.rule_count());
     filter.swap(new.engine);
-    eprintln!("policy {} reloaded ({}), {rules} rules", new.policy.metadata.name, mode(&spec));
+    note(&format!("policy {} reloaded ({}), {rules} rules", new.policy.metadata.name, mode(&spec)));
     if sallyport_plan::render(&spec, settings) != *rendered {
-        eprintln!(
+        note(
             "mode, failurePolicy or limits.maxBodyBytes changed: what Envoy itself does by them (a filter \
-             that can't answer, bodies too large) changes when `sallyport up` is started again"
+             that can't answer, bodies too large) changes when `sallyport up` is started again",
         );
     }
 }
@@ -198,13 +203,18 @@ fn announce(args: &Args, name: &str, spec: &AgentPolicySpec, rules: usize) {
         banner += "  Whoever reaches this address can use the proxy.\n";
     }
     if args.log == Log::Json {
-        eprintln!("{banner}ready");
+        note(&format!("{banner}ready"));
         let ports: Vec<_> = args.base_urls.iter().map(|b| b.port).collect();
         let ready = json!({"event": "ready", "policy": name, "rules": rules, "proxy_port": args.proxy_port, "base_url_ports": ports});
-        println!("{ready}");
+        say(&ready.to_string());
     } else {
-        println!("{banner}ready");
+        say(&format!("{banner}ready"));
     }
+}
+
+/// A reader that is gone does not end what it read about.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
 }
 
 /// A port that is taken is found here, where its flag can be named: Envoy would share it silently with

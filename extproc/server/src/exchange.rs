@@ -204,22 +204,28 @@ impl Exchange {
     // --- the response ---
 
     fn response_headers(&mut self, message: HttpHeaders) -> Step {
-        let early = matches!(self.request_side, Side::Whole { .. });
-        if matches!(self.request_side, Side::Headers) || !matches!(self.response_side, Side::Headers) {
+        if !matches!(self.response_side, Side::Headers) {
             return self
                 .disorder(Direction::Response, reply::headers(Direction::Response, Vec::new(), &[], None));
         }
         let response = Arc::new(head::response(message.headers));
         self.response = Arc::clone(&response);
-        if early && self.enforce {
-            // A response although we never saw the request's body. Either Envoy itself gave up on the body
-            // (413: longer than its buffer), or it does not send us bodies although we asked for them.
+        if matches!(self.request_side, Side::Headers | Side::Whole { .. }) {
+            // A response to a request that we have not seen to its end. Either Envoy itself gave up on the
+            // request (413: its body is longer than what may be held), or it does not send us what we must
+            // see. Both are the end of it.
             let failure = match response.status {
                 413 => TransportFailure::BodyTooLarge,
                 _ => TransportFailure::ProtocolError,
             };
             self.request_tally.failed(failure);
-            return self.refuse(Direction::Request);
+            if self.enforce {
+                return self.refuse(Direction::Request);
+            }
+            self.request_side = Side::Passing;
+            self.response_side = Side::Passing;
+            let answer = reply::headers(Direction::Response, Vec::new(), &[], None);
+            return self.answer(Direction::Request, answer, true);
         }
         self.response_tally.open = true;
         let request = Arc::clone(&self.subject.request);

@@ -43,6 +43,7 @@ fn observe_passes_what_enforce_refuses_and_names_it() {
             vec![request_headers(&[], false), request_body("x", false), request_trailers(&[("x", "BLOCK")])],
             "policy_denied",
         ),
+        ("Envoy gave up", vec![response_headers(&[(":status", "413")], false)], "body_too_large"),
         ("body twice", vec![request_body("x", true)], "protocol_error"),
     ];
     for (name, messages, code) in rows {

@@ -65,6 +65,12 @@ fn every_refusal_has_its_code_and_status() {
         ("response without request", vec![response_headers(&[], true)], "protocol_error", 500),
         ("response before the body", vec![request(&[]), response_headers(&[], true)], "protocol_error", 500),
         (
+            "Envoy gave up before us",
+            vec![response_headers(&[(":status", "413")], false)],
+            "body_too_large",
+            413,
+        ),
+        (
             "Envoy gave up on the body",
             vec![request(&[]), response_headers(&[(":status", "413")], false)],
             "body_too_large",

@@ -75,7 +75,12 @@ pub(super) fn credential(text: &str) -> bool {
         (count(u8::is_ascii_digit), count(u8::is_ascii_lowercase), count(u8::is_ascii_uppercase));
     // Without a digit only a long value in mixed case is more likely a token than a name.
     let mixed = if digits == 0 { lower > 3 && upper > 3 && bytes.len() >= 24 } else { lower + upper > 0 };
-    bytes.len() >= 10 && mixed && entropy(text) >= 2.9 && !is_identifier(text) && not_placeholder(text)
+    bytes.len() >= 10
+        && mixed
+        && entropy(text) >= 2.9
+        && !is_identifier(text)
+        && !is_type_name(text)
+        && not_placeholder(text)
 }
 
 /// A password beside a name such as `password`: of two kinds of characters at least, and nothing that code or prose
@@ -89,7 +94,8 @@ pub(super) fn password(text: &str) -> bool {
     text.len() >= 6
         && kinds >= 2
         && !text.contains(char::is_whitespace)
-        && !text.ends_with([')', ']', ',', ';', ':'])
+        && !text.starts_with(':')
+        && !text.ends_with(['(', ')', '[', ']', '<', ',', ';', ':'])
         && entropy(text) >= 2.2
         && !is_identifier(text)
         && not_placeholder(text)
@@ -168,6 +174,26 @@ fn is_identifier(value: &str) -> bool {
             let short = part.len() <= 3 && part.is_ascii();
             named || number || short
         })
+}
+
+/// A name with numbers inside it, `X25519PublicKey` or `ecdsa-sha2-nistp256`: up to five digits in one or two places,
+/// between words of four letters and more on average, none longer than words get, and no more capitals than words
+/// begin with.
+fn is_type_name(value: &str) -> bool {
+    let count = |class: fn(&u8) -> bool| value.bytes().filter(class).count();
+    let runs = |class: fn(&u8) -> bool| {
+        value.as_bytes().chunk_by(move |a, b| class(a) == class(b)).filter(move |run| class(&run[0]))
+    };
+    let words = runs(u8::is_ascii_alphabetic).count();
+    // A name shows its words, by capitals or by what separates them.
+    let shown = value.bytes().any(|byte| !byte.is_ascii_lowercase() && !byte.is_ascii_digit());
+    shown
+        && count(u8::is_ascii_digit) <= 5
+        && runs(u8::is_ascii_digit).count() <= 2
+        && words > 0
+        && count(u8::is_ascii_alphabetic) >= 4 * words
+        && runs(u8::is_ascii_lowercase).all(|run| run.len() <= 14)
+        && case_changes(value) * 3 <= value.len()
 }
 
 fn case_changes(word: &str) -> usize {

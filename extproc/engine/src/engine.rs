@@ -18,6 +18,10 @@ use crate::message::{RequestHead, ResponseHead};
 use crate::rules::shipped;
 use crate::verdict::{BodyVerdict, Code, Decision, Protocol, Verdict};
 
+/// How often a body is looked at again after something was cut out of it. Two tokens in one word need one
+/// look more; a text that needs many was made to.
+const MOST_CUTS: usize = 4;
+
 /// Why a policy could not be compiled.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -141,7 +145,8 @@ impl Engine {
         self.body(&Self::response_frame(request, response, now), Surface::ResponseBody, body)
     }
 
-    /// Decides on a part of a streamed response, without the JSON strings whose bytes start at `skip`.
+    /// Decides on a part of a streamed response, without the JSON strings whose bytes start at `skip`, which
+    /// is in order.
     pub(crate) fn response_part(
         &self,
         request: &RequestHead,
@@ -153,7 +158,7 @@ impl Engine {
         let body = Body::new(bytes);
         let mut ex = extract(&body, Direction::Response, Surface::ResponseBody);
         ex.segments.retain(|s| match &s.origin {
-            Origin::Body { at, .. } => !skip.contains(at),
+            Origin::Body { at, .. } => skip.binary_search(at).is_err(),
             Origin::Elsewhere => true,
         });
         self.judge(&Self::response_frame(request, response, now), &ex)
@@ -208,8 +213,30 @@ impl Engine {
         let body = Body::new(bytes);
         let ex = extract(&body, frame.direction, default);
         let (verdict, edits) = self.judge(frame, &ex);
-        let rewritten = (verdict.decision == Decision::Redact).then(|| redact::apply(bytes, edits));
-        BodyVerdict { verdict, rewritten, protocol: ex.protocol }
+        let protocol = ex.protocol;
+        if verdict.decision != Decision::Redact {
+            return BodyVerdict { verdict, rewritten: None, protocol };
+        }
+        match self.settled(frame, default, redact::apply(bytes, edits)) {
+            Some(rewritten) => BodyVerdict { verdict, rewritten: Some(rewritten), protocol },
+            None => BodyVerdict { verdict: verdict.unredactable(), rewritten: None, protocol },
+        }
+    }
+
+    /// A body out of which something was cut, with nothing left to cut: what stood beside a finding may be
+    /// one itself now that it stands alone (two tokens in one word). `None` where it must not pass at all,
+    /// or where there is no end to it.
+    fn settled(&self, frame: &Frame<'_>, default: Surface, mut bytes: Vec<u8>) -> Option<Vec<u8>> {
+        for _ in 0..MOST_CUTS {
+            let body = Body::new(&bytes);
+            let (verdict, edits) = self.judge(frame, &extract(&body, frame.direction, default));
+            match verdict.decision {
+                Decision::Allow | Decision::Flag => return Some(bytes),
+                Decision::Redact => bytes = redact::apply(&bytes, edits),
+                Decision::Hold | Decision::Block => return None,
+            }
+        }
+        None
     }
 
     /// Looks at texts without a body to rewrite: what a stream has shown so far. Returns the verdict and,

@@ -338,3 +338,19 @@ fn a_value_is_read_together_with_its_name() {
     }
     assert_eq!(request(&e, r#"{"note":"44051401359"}"#).verdict.decision, Decision::Allow);
 }
+
+// === What bent messages have shown
+
+#[test]
+fn what_a_cut_lays_bare_is_cut_out_too() {
+    // Two credentials in one word: the second begins where no word does until the first is gone.
+    let signature = "Zx81kQpL0vRt72MnBc45".repeat(5);
+    let body = format!("see https://a.test/x?sv=2024-01-01&sr=b&sig={}{}", &signature[..90], key());
+    let e = engine("");
+    for body in [body.clone(), format!("{{\"a\":\"{body}\"}}")] {
+        let v = response(&e, &body);
+        let left = v.rewritten.map(|r| String::from_utf8(r).unwrap());
+        assert!(left.as_ref().is_none_or(|l| !l.contains(&key())), "{:?}: {left:?}", v.verdict);
+        assert!(v.verdict.decision >= Decision::Redact);
+    }
+}

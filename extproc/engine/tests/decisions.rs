@@ -354,3 +354,14 @@ fn what_a_cut_lays_bare_is_cut_out_too() {
         assert!(v.verdict.decision >= Decision::Redact);
     }
 }
+
+#[test]
+fn a_string_or_number_alone_stays_json_when_something_is_cut_out() {
+    let e = engine("");
+    for body in [format!("\"a \\\"quoted\\\" key {} \\n\"", key()), "4111111111111111".to_owned()] {
+        let v = if body.starts_with('"') { response(&e, &body) } else { request(&e, &body) };
+        assert_eq!(v.verdict.decision, Decision::Redact, "{body}");
+        let left = v.rewritten.unwrap();
+        serde_json::from_slice::<String>(&left).unwrap_or_else(|e| panic!("{e}: {left:?}"));
+    }
+}

@@ -98,7 +98,15 @@ pub(crate) fn extract<'a>(body: &'a Body<'_>, direction: Direction, default: Sur
         return out;
     }
     let lead = text.len() - trimmed.len();
-    if matches!(trimmed.as_bytes()[0], b'{' | b'[') {
+    let first = trimmed.as_bytes()[0];
+    if matches!(first, b'"' | b'-' | b'0'..=b'9')
+        && let Ok(doc) = Doc::parse(&text[lead..])
+    {
+        // A string or a number alone is a document too, and has to stay one when something is cut out.
+        json(&mut out, body, vec![(lead, doc)], direction, default);
+        return out;
+    }
+    if matches!(first, b'{' | b'[') {
         match Doc::parse(&text[lead..]) {
             Ok(doc) => {
                 json(&mut out, body, vec![(lead, doc)], direction, default);

@@ -200,3 +200,128 @@ proptest! {
         prop_assert_eq!(whole.cut, split.cut);
     }
 }
+
+// === What bent streams have shown
+
+fn redacted(body: &str) -> Out {
+    let whole = run(body.as_bytes(), usize::MAX, &Protocol::Chat);
+    let split = run(body.as_bytes(), 7, &Protocol::Chat);
+    assert_eq!(
+        (&whole.text, &whole.cut, whole.decision),
+        (&split.text, &split.cut, split.decision),
+        "{body}"
+    );
+    whole
+}
+
+fn delta(index: usize, text: &str) -> String {
+    format!("data: {}\n\n", serde_json::json!({"choices":[{"index":index,"delta":{"content":text}}]}))
+}
+
+#[test]
+fn an_event_between_two_halves_of_a_secret_ends_the_stream_whatever_the_chunks() {
+    let key = key();
+    let body = [
+        delta(0, &format!("it is {}", &key[..9])),
+        "event: ping\ndata: {\"type\":\"ping\"}\n\n".into(),
+        delta(0, &key[9..]),
+    ]
+    .concat();
+    let out = redacted(&body);
+    assert!(matches!(out.cut, Some(Cut::Terminal(_))), "{}", out.text);
+    assert!(!out.text.contains(&key[9..]));
+}
+
+#[test]
+fn data_over_several_lines_is_put_together_too() {
+    let key = key();
+    let split = |text: &str| delta(0, text).replace("\"content\":", "\"content\":\ndata:");
+    let out = redacted(&[split("the key "), split(&key[..9]), split(&key[9..]), split(" end")].concat());
+    assert_eq!(out.decision, Decision::Redact);
+    assert!(!out.text.contains(&key[..9]) && !out.text.contains(&key[9..]), "{}", out.text);
+}
+
+#[test]
+fn data_that_is_not_utf8_is_put_together_too() {
+    let key = key();
+    let mut body = Vec::new();
+    for text in [&key[..9], &key[9..], " end"] {
+        body.extend_from_slice(b"data: {\"x\":\"\xff\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"");
+        body.extend_from_slice(text.as_bytes());
+        body.extend_from_slice(b"\"}}]}\n\n");
+    }
+    let mut scanner =
+        engine().response_stream(&RequestHead::default(), &ResponseHead::default(), &Protocol::Chat);
+    let step = scanner.push(&body, true, Timestamp::UNIX_EPOCH);
+    let text = String::from_utf8_lossy(&step.emit);
+    assert_eq!(step.verdict.unwrap().decision, Decision::Redact);
+    assert!(!text.contains(&key[..9]) && text.contains("[redacted:secret]"), "{text}");
+    assert!(step.emit.windows(4).any(|w| w == b"\"\xff\","), "what is not cut out stays as it came");
+}
+
+#[test]
+fn a_secret_in_the_id_of_an_event_ends_the_stream() {
+    let body = format!("id: {}\nevent: message\ndata: {{\"x\":1}}\n\n", key());
+    assert!(matches!(redacted(&body).cut, Some(Cut::Terminal(_))));
+}
+
+#[test]
+fn findings_that_overlap_are_both_cut_out() {
+    // The assignment and the key in it are findings of two rules, one inside the other.
+    let key = key();
+    let out = redacted(
+        &[delta(0, &format!("api_key = \"{key}Zx81kQpL0vRt72Mn")), delta(0, "Bc45\" end ")].concat(),
+    );
+    assert!(!out.text.contains("Zx81kQpL0vRt72Mn") && !out.text.contains(&key), "{}", out.text);
+}
+
+#[test]
+fn a_byte_order_mark_changes_nothing() {
+    let key = key();
+    let events = format!("\u{feff}{}", [delta(0, &key[..9]), delta(0, &key[9..]), delta(0, " end")].concat());
+    let out = redacted(&events);
+    assert!(!out.text.contains(&key[..9]) && out.decision == Decision::Redact, "{}", out.text);
+    // A document with a mark is held whole like any other.
+    let mut scanner =
+        engine().response_stream(&RequestHead::default(), &ResponseHead::default(), &Protocol::Chat);
+    let open = format!("\u{feff}{{\"a\":\"{}", "word ".repeat(40_000));
+    let step = scanner.push(open.as_bytes(), false, Timestamp::UNIX_EPOCH);
+    assert!(step.emit.is_empty() && step.cut.is_none());
+}
+
+#[test]
+fn a_text_that_pauses_within_a_word_does_not_hold_back_the_others() {
+    let body = delta(0, "unfinished") + &delta(1, "hello ").repeat(3000);
+    let out = run(body.as_bytes(), 4096, &Protocol::Chat);
+    assert_eq!(out.text, body);
+    assert!(out.held < 256 << 10, "held {}", out.held);
+    let comments = delta(0, "unfinished") + &": x\n\n".repeat(100_000);
+    assert!(run(comments.as_bytes(), 4096, &Protocol::Chat).held < 128 << 10);
+}
+
+#[test]
+fn bytes_that_belong_to_no_character_are_not_held_back() {
+    for byte in [0x80, 0xbf, 0xff] {
+        let mut scanner =
+            engine().response_stream(&RequestHead::default(), &ResponseHead::default(), &Protocol::Unknown);
+        let mut held = 0;
+        let mut emitted = 0;
+        for _ in 0..100 {
+            emitted += scanner.push(&[byte; 10_000], false, Timestamp::UNIX_EPOCH).emit.len();
+            held = held.max(scanner.held());
+        }
+        assert!(held <= 80_000 && emitted >= 920_000, "{byte:#x}: held {held}, emitted {emitted}");
+    }
+}
+
+#[test]
+fn a_finding_without_an_end_is_refused_at_the_cap() {
+    let secret = format!("the key {} ", key()).repeat(60_000);
+    let body = <base64::engine::GeneralPurpose as base64::Engine>::encode(
+        &base64::engine::general_purpose::STANDARD,
+        secret,
+    );
+    let out = run(body.as_bytes(), 16_384, &Protocol::Unknown);
+    assert!(out.cut.is_some() && out.text.is_empty());
+    assert!(out.held <= (1 << 20) + 16_384, "held {}", out.held);
+}

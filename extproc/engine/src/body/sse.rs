@@ -2,36 +2,53 @@
 //!
 //! Source: the WHATWG HTML standard, section 9.2 (server-sent events).
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use super::json::{Doc, Kind};
 use crate::finding::Surface;
-use crate::text::map::SpanMap;
+use crate::text::map::{Derived, SpanMap};
 
 /// Whether a stream's first bytes are those of an event stream.
 pub(crate) fn sniff(head: &[u8]) -> bool {
-    let head = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head);
+    let head = head.strip_prefix(BOM).unwrap_or(head);
     let start = head.iter().position(|b| !matches!(b, b'\r' | b'\n')).unwrap_or(head.len());
     let line = &head[start..];
     line.starts_with(b":")
         || ["data:", "event:", "id:", "retry:"].iter().any(|f| line.starts_with(f.as_bytes()))
 }
 
-/// The length of the first whole event in `bytes`, its blank line included.
-pub(crate) fn event_end(bytes: &[u8]) -> Option<usize> {
-    let mut at = 0;
-    while let Some(n) = bytes[at..].iter().position(|b| matches!(b, b'\n' | b'\r')) {
-        let line_end = at + n;
+/// What may stand before the first byte of any text.
+pub(crate) const BOM: &[u8] = b"\xef\xbb\xbf";
+
+/// How far a search for the end of an event has come, so that an event that arrives in small chunks is
+/// read once, not once per chunk.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cursor {
+    /// Where the line starts that is not known to be whole.
+    line: usize,
+    /// Up to where that line holds no end.
+    at: usize,
+}
+
+/// The length of the first whole event in `bytes`, its blank line included. Where there is none, `cursor`
+/// says where to go on once more bytes are there.
+pub(crate) fn event_end(bytes: &[u8], cursor: &mut Cursor) -> Option<usize> {
+    while let Some(n) = memchr::memchr2(b'\n', b'\r', &bytes[cursor.at..]) {
+        let line_end = cursor.at + n;
         let next = if bytes[line_end..].starts_with(b"\r\n") { line_end + 2 } else { line_end + 1 };
         // A lone CR at the very end may be half of a CRLF.
         if bytes[line_end] == b'\r' && next == bytes.len() {
+            cursor.at = line_end;
             return None;
         }
-        if n == 0 {
+        if line_end == cursor.line {
+            *cursor = Cursor::default();
             return Some(next);
         }
-        at = next;
+        *cursor = Cursor { line: next, at: next };
     }
+    cursor.at = bytes.len();
     None
 }
 
@@ -42,34 +59,58 @@ pub(crate) struct Delta {
     pub(crate) channel: String,
     pub(crate) surface: Surface,
     pub(crate) text: String,
-    /// The string's bytes in the event, between its quotes.
+    /// The string's bytes in the event's data, between its quotes.
     pub(crate) bytes: Range<usize>,
     /// The way back over escapes.
     pub(crate) map: Option<SpanMap>,
 }
 
-/// Where the data of an event stands in it: the ranges of its `data:` lines.
-pub(crate) fn data(event: &[u8]) -> Vec<Range<usize>> {
-    let mut out = Vec::new();
+/// What a line of an event says, where it is a `data:` line.
+pub(crate) fn data_line(line: &[u8]) -> Option<&[u8]> {
+    // Readers skip the mark at the start of a stream only; that we skip it everywhere hides nothing.
+    let rest = line.strip_prefix(BOM).unwrap_or(line).strip_prefix(b"data:")?;
+    let rest = rest.strip_prefix(b" ").unwrap_or(rest);
+    let end = rest.iter().rposition(|b| !matches!(b, b'\n' | b'\r')).map_or(0, |n| n + 1);
+    Some(&rest[..end])
+}
+
+/// The data of an event: its `data:` lines, joined as readers join them, and the way back to its bytes.
+pub(crate) fn data(event: &[u8]) -> (String, SpanMap) {
+    let mut out = Derived::default();
     let mut at = 0;
+    let mut first = true;
     for line in event.split_inclusive(|b| matches!(b, b'\n' | b'\r')) {
-        if let Some(rest) = line.strip_prefix(b"data:") {
-            let skip = usize::from(rest.first() == Some(&b' '));
-            let end = at + line.len() - line.iter().rev().take_while(|b| matches!(b, b'\n' | b'\r')).count();
-            out.push((at + 5 + skip).min(end)..end);
+        if let Some(data) = data_line(line) {
+            let end = at + line.iter().rposition(|b| !matches!(b, b'\n' | b'\r')).map_or(0, |n| n + 1);
+            let mut from = end - data.len();
+            if !first {
+                out.unit("\n", from, from);
+            }
+            first = false;
+            for chunk in data.utf8_chunks() {
+                out.keep(chunk.valid(), from);
+                from += chunk.valid().len();
+                if !chunk.invalid().is_empty() {
+                    out.unit("\u{fffd}", from, from + chunk.invalid().len());
+                    from += chunk.invalid().len();
+                }
+            }
         }
         at += line.len();
     }
-    out
+    out.finish()
 }
 
 /// Names of members whose strings are pieces of a longer text, in the streams of the LLM APIs.
 const PIECES: [&str; 8] =
     ["content", "text", "delta", "arguments", "partial_json", "thinking", "reasoning_content", "response"];
 
-/// The pieces of longer texts that an event's data holds. `at` is where the data starts in the event.
-pub(crate) fn deltas(doc: &Doc<'_>, at: usize) -> Vec<Delta> {
+/// The pieces of longer texts that an event's data holds.
+pub(crate) fn deltas(doc: &Doc<'_>) -> Vec<Delta> {
     let mut out = Vec::new();
+    // Looking a member up reads all of its object: once for each object, however many pieces it holds.
+    let mut indices: HashMap<usize, Option<&str>> = HashMap::new();
+    let mut of_root: Option<String> = None;
     for id in 0..doc.len() {
         let node = doc.node(id);
         if node.kind != Kind::String {
@@ -80,15 +121,18 @@ pub(crate) fn deltas(doc: &Doc<'_>, at: usize) -> Vec<Delta> {
         let pointer = doc.pointer(id);
         // Pieces of several texts interleave: choices, output items and tool calls carry their index.
         let mut channel = pointer.clone();
-        for index in ["index", "output_index", "content_index", "item_id"] {
-            if let Some(n) = doc.get(Doc::ROOT, index) {
+        channel.push_str(of_root.get_or_insert_with(|| {
+            let names = ["index", "output_index", "content_index", "item_id"];
+            let indices = names.iter().filter_map(|n| doc.get(Doc::ROOT, n));
+            indices.fold(String::new(), |s, n| s + "#" + doc.raw(n))
+        }));
+        for holder in doc.ancestors(id) {
+            let index =
+                *indices.entry(holder).or_insert_with(|| doc.get(holder, "index").map(|n| doc.raw(n)));
+            if let Some(index) = index {
                 channel.push('#');
-                channel.push_str(doc.raw(n));
+                channel.push_str(index);
             }
-        }
-        for step in tool_index(doc, id) {
-            channel.push('#');
-            channel.push_str(&step);
         }
         let tool = matches!(&*name, "arguments" | "partial_json") || pointer.contains("tool_calls");
         let surface = if tool { Surface::ToolCall } else { Surface::ResponseBody };
@@ -96,16 +140,11 @@ pub(crate) fn deltas(doc: &Doc<'_>, at: usize) -> Vec<Delta> {
             channel,
             surface,
             text: text.into_owned(),
-            bytes: at + node.span().start + 1..at + node.span().end - 1,
+            bytes: node.span().start + 1..node.span().end - 1,
             map,
         });
     }
     out
-}
-
-/// The `index` members of the objects that hold `id`: OpenAI's choices and tool calls have one each.
-fn tool_index(doc: &Doc<'_>, id: usize) -> Vec<String> {
-    doc.ancestors(id).filter_map(|a| doc.get(a, "index")).map(|n| doc.raw(n).to_owned()).collect()
 }
 
 #[cfg(test)]
@@ -114,19 +153,29 @@ mod tests {
 
     #[test]
     fn events_end_at_a_blank_line_whatever_its_line_ends() {
-        assert_eq!(event_end(b"data: a\n\ndata: b"), Some(9));
-        assert_eq!(event_end(b"data: a\r\n\r\nx"), Some(11));
-        assert_eq!(event_end(b"data: a\r\rx"), Some(9));
-        assert_eq!(event_end(b"data: a\n"), None);
-        assert_eq!(event_end(b"data: a\r\n\r"), None);
-        assert_eq!(event_end(b"\n"), Some(1));
+        for (text, end) in [
+            ("data: a\n\ndata: b", Some(9)),
+            ("data: a\r\n\r\nx", Some(11)),
+            ("data: a\r\rx", Some(9)),
+            ("data: a\n", None),
+            ("data: a\r\n\r", None),
+            ("\n", Some(1)),
+        ] {
+            assert_eq!(event_end(text.as_bytes(), &mut Cursor::default()), end, "{text:?}");
+            // Byte by byte the same end is found, as soon as it can be.
+            let mut cursor = Cursor::default();
+            let found = (0..=text.len()).find_map(|n| event_end(&text.as_bytes()[..n], &mut cursor));
+            assert_eq!(found, end, "{text:?} byte by byte");
+        }
     }
 
     #[test]
-    fn data_lines_are_found() {
-        let event = b"event: x\ndata: one\ndata:two\n\n";
-        let lines: Vec<&[u8]> = data(event).into_iter().map(|r| &event[r]).collect();
-        assert_eq!(lines, [&b"one"[..], b"two"]);
+    fn data_lines_are_joined_and_lead_back_to_their_bytes() {
+        let event = b"\xef\xbb\xbfdata: one\r\nevent: x\ndata:two \xff!\n\n";
+        let (text, map) = data(event);
+        assert_eq!(text, "one\ntwo \u{fffd}!");
+        let (start, end) = map.back(4, 11);
+        assert_eq!(&event[start..end], b"two \xff");
     }
 
     #[test]

@@ -26,6 +26,7 @@ use super::sse::{self, Delta};
 use crate::engine::Engine;
 use crate::finding::{Category, Surface};
 use crate::message::{RequestHead, ResponseHead};
+use crate::text::map::SpanMap;
 use crate::verdict::{Cut, Decision, Protocol, StreamStep, TransportFailure, Verdict, error_body};
 
 /// Text of one channel that may wait for the end of its last word: longer than any token that a shipped
@@ -37,8 +38,8 @@ const TAIL: usize = 1024;
 const WINDOW: usize = 64 << 10;
 /// Bytes that stay behind the window.
 const OVERLAP: usize = 4 << 10;
-/// An event's names and ids shorter than this hold no secret and no order (`event: content_block_delta`).
-const LEAST_OTHER: usize = 32;
+/// An event's ids and comments shorter than this hold no secret and no order.
+const LEAST_OTHER: usize = 12;
 /// Channels of one stream; an honest one has a handful.
 const MOST_CHANNELS: usize = 64;
 
@@ -60,8 +61,13 @@ pub struct StreamScanner {
     shape: Shape,
     /// Bytes that belong to no whole event yet, or to the window.
     buffer: Vec<u8>,
+    /// Up to where `buffer` holds no end of an event.
+    cursor: sse::Cursor,
+    /// For bodies of unknown shape: how long `buffer` has to be before it is looked at again.
+    next: usize,
     /// Events that wait for the end of a word.
     waiting: VecDeque<Event>,
+    held: Held,
     channels: HashMap<String, Channel>,
     /// Whether any byte has been forwarded.
     emitted: bool,
@@ -75,7 +81,18 @@ impl std::fmt::Debug for StreamScanner {
 
 struct Event {
     bytes: Vec<u8>,
+    /// From its data back to its bytes.
+    map: SpanMap,
     pieces: Vec<Piece>,
+}
+
+/// Sums over the events that wait: counting them anew for each would cost the square of their number.
+#[derive(Default)]
+struct Held {
+    bytes: usize,
+    text: usize,
+    /// Events without text (a stop reason, an end mark): they say that the texts before them are over.
+    ends: usize,
 }
 
 /// A delta, and where its text stands in its channel.
@@ -116,7 +133,10 @@ impl StreamScanner {
             answers,
             shape: Shape::Unknown,
             buffer: Vec::new(),
+            cursor: sse::Cursor::default(),
+            next: WINDOW,
             waiting: VecDeque::new(),
+            held: Held::default(),
             channels: HashMap::new(),
             emitted: false,
         }
@@ -124,22 +144,23 @@ impl StreamScanner {
 
     /// Bytes held back right now.
     pub fn held(&self) -> usize {
-        self.buffer.len() + self.waiting.iter().map(|e| e.bytes.len()).sum::<usize>()
+        self.buffer.len() + self.held.bytes
     }
 
     /// Takes a chunk; `end` says that it is the last. Returns what may be forwarded now.
     pub fn push(&mut self, chunk: &[u8], end: bool, now: Timestamp) -> StreamStep {
         self.buffer.extend_from_slice(chunk);
         if matches!(self.shape, Shape::Unknown) {
-            let start = self.buffer.iter().position(|b| !b.is_ascii_whitespace());
+            let body = self.buffer.strip_prefix(sse::BOM).unwrap_or(&self.buffer);
+            let start = body.iter().position(|b| !b.is_ascii_whitespace());
             // `retry:` is the longest field name; fewer bytes than that decide nothing.
-            let enough = end || start.is_some_and(|s| self.buffer.len() - s >= 6);
+            let enough = end || start.is_some_and(|s| body.len() - s >= 6);
             if !enough {
                 return StreamStep::default();
             }
             self.shape = if sse::sniff(&self.buffer) {
                 Shape::Events
-            } else if start.is_some_and(|s| matches!(self.buffer[s], b'{' | b'[')) {
+            } else if start.is_some_and(|s| matches!(body[s], b'{' | b'[')) {
                 Shape::Document
             } else {
                 Shape::Bytes
@@ -158,6 +179,7 @@ impl StreamScanner {
             self.shape = Shape::Ended;
             self.buffer = Vec::new();
             self.waiting.clear();
+            self.held = Held::default();
             self.channels.clear();
         }
         self.emitted |= !step.emit.is_empty();
@@ -169,10 +191,13 @@ impl StreamScanner {
 
     // === Documents and other bytes
 
+    fn cap(&self) -> usize {
+        self.engine.spec().limits.max_body_bytes as usize
+    }
+
     fn document(&mut self, end: bool, now: Timestamp) -> StreamStep {
         if !end {
-            let cap = self.engine.spec().limits.max_body_bytes as usize;
-            if self.buffer.len() > cap {
+            if self.buffer.len() > self.cap() {
                 return self.refuse(TransportFailure::BodyTooLarge.verdict());
             }
             return StreamStep::default();
@@ -195,7 +220,7 @@ impl StreamScanner {
         if end {
             return self.whole(now);
         }
-        if self.buffer.len() <= WINDOW {
+        if self.buffer.len() <= self.next {
             return StreamStep::default();
         }
         let (verdict, edits) =
@@ -208,12 +233,20 @@ impl StreamScanner {
         while let Some(e) = edits.iter().find(|e| e.start < keep && keep < e.end) {
             keep = e.start;
         }
-        while keep > 0 && (self.buffer[keep] & 0xc0) == 0x80 {
-            keep -= 1;
+        // A character has three continuation bytes at most; more of them are none, and hold nothing back.
+        let inside = self.buffer[..=keep].iter().rev().take(4).take_while(|b| **b & 0xc0 == 0x80).count();
+        if inside < 4 {
+            keep = keep.saturating_sub(inside);
+        }
+        // One finding that goes on and on keeps everything behind it: it ends where a document would.
+        if keep == 0 && self.buffer.len() > self.cap().max(2 * WINDOW) {
+            return self.refuse(TransportFailure::BodyTooLarge.verdict());
         }
         let edits = edits.into_iter().filter(|e| e.end <= keep).collect();
         let emit = redact::apply(&self.buffer[..keep], edits);
         self.buffer.drain(..keep);
+        // What stays is not read again for every chunk.
+        self.next = self.buffer.len() + WINDOW - OVERLAP;
         StreamStep { emit, verdict: interesting(verdict), cut: None }
     }
 
@@ -223,24 +256,27 @@ impl StreamScanner {
         let mut step = StreamStep::default();
         let mut at = 0;
         loop {
-            let len = match sse::event_end(&self.buffer[at..]) {
+            let len = match sse::event_end(&self.buffer[at..], &mut self.cursor) {
                 Some(len) => len,
                 // What follows the last event is dropped by readers, but it is forwarded, so it is judged.
-                None if end && at < self.buffer.len() => self.buffer.len() - at,
+                None if end && at < self.buffer.len() => {
+                    self.cursor = sse::Cursor::default();
+                    self.buffer.len() - at
+                }
                 None => break,
             };
             let bytes = self.buffer[at..at + len].to_vec();
             at += len;
             if let Some(refused) = self.event(bytes, &mut step, now) {
-                // What is settled may leave; what waits does not.
-                self.release(&mut step.emit, false);
                 let mut last = self.refuse(refused);
                 last.emit = std::mem::take(&mut step.emit);
                 return last;
             }
+            // After every event, so that what leaves does not depend on how the bytes were cut into chunks.
+            self.release(&mut step.emit, false);
         }
         self.buffer.drain(..at);
-        if self.buffer.len() > self.engine.spec().limits.max_body_bytes as usize {
+        if self.buffer.len() > self.cap() {
             let mut last = self.refuse(TransportFailure::BodyTooLarge.verdict());
             last.emit = step.emit;
             return last;
@@ -251,19 +287,21 @@ impl StreamScanner {
 
     /// Judges one event; returns the verdict that ends the stream, if one does.
     fn event(&mut self, mut bytes: Vec<u8>, step: &mut StreamStep, now: Timestamp) -> Option<Verdict> {
-        let (data, pieces) = read(&bytes);
+        let (mut data, mut map) = sse::data(&bytes);
+        let mut pieces = pieces(&data);
         // Pieces of longer texts are judged with what came before them; alone, half a token would be cut
         // out and its other half would pass.
-        let skip: Vec<usize> = pieces.iter().map(|(_, at)| *at).collect();
-        let (verdict, edits) = self.engine.response_part(&self.request, &self.response, &data, &skip, now);
+        let skip: Vec<usize> = pieces.iter().map(|p| p.bytes.start).collect();
+        let (verdict, edits) =
+            self.engine.response_part(&self.request, &self.response, data.as_bytes(), &skip, now);
         if verdict.decision.refuses() {
             return Some(verdict);
         }
         note(step, verdict);
-        let mut pieces: Vec<Delta> = pieces.into_iter().map(|(d, _)| d).collect();
         if !edits.is_empty() {
-            bytes = with_data(&bytes, &redact::apply(&data, edits));
-            pieces = read(&bytes).1.into_iter().map(|(d, _)| d).collect();
+            bytes = with_data(&bytes, &redact::apply(data.as_bytes(), edits));
+            (data, map) = sse::data(&bytes);
+            pieces = self::pieces(&data);
         }
         // Lines that are no data (ids, names, comments) are read by somebody too.
         let rest = other_lines(&bytes);
@@ -277,7 +315,7 @@ impl StreamScanner {
         if self.channels.len() + pieces.len() > MOST_CHANNELS {
             return Some(TransportFailure::ProtocolError.verdict());
         }
-        let mut event = Event { bytes, pieces: Vec::new() };
+        let mut event = Event { bytes, map, pieces: Vec::new() };
         let mut grown: Vec<(String, Surface, usize)> = Vec::new();
         for delta in pieces {
             let channel = self.channels.entry(delta.channel.clone()).or_default();
@@ -288,6 +326,9 @@ impl StreamScanner {
             }
             event.pieces.push(Piece { delta, start, cuts: Vec::new() });
         }
+        self.held.bytes += event.bytes.len();
+        self.held.text += event.text();
+        self.held.ends += usize::from(event.ends());
         self.waiting.push_back(event);
         for (name, surface, from) in grown {
             if let Some(refused) = self.channel(&name, surface, from, step, now) {
@@ -361,8 +402,12 @@ impl StreamScanner {
             let cut = (start.max(span.0) - span.0, end.min(span.1) - span.0);
             let with = if first { placeholder(category.as_str()) } else { String::new() };
             first = false;
-            // A finding that grew replaces what was noted for its beginning.
-            piece.cuts.retain(|(s, e, _)| *e <= cut.0 || cut.1 <= *s);
+            // A finding that grew replaces what was noted for its beginning; findings that overlap are
+            // both cut out, and become one when the event is written.
+            if piece.cuts.iter().any(|(s, e, _)| *s <= cut.0 && cut.1 <= *e) {
+                continue;
+            }
+            piece.cuts.retain(|(s, e, _)| *s < cut.0 || cut.1 < *e);
             piece.cuts.push((cut.0, cut.1, with));
         }
     }
@@ -374,12 +419,16 @@ impl StreamScanner {
                 let end = p.start + p.delta.text.len();
                 self.channels.get(&p.delta.channel).is_none_or(|c| end <= c.settled)
             });
-            // An event without text (a stop reason, an end mark) says that the texts before it are over.
-            let over = self.waiting.iter().any(|e| e.pieces.is_empty() && !is_comment(&e.bytes));
-            if !all && !settled && !over {
+            // One text that pauses within a word must not hold back what others say meanwhile.
+            let full =
+                self.held.text - event.text() > MOST_HELD || self.held.bytes - event.bytes.len() > WINDOW;
+            if !all && !settled && !full && self.held.ends == 0 {
                 return;
             }
             if let Some(event) = self.waiting.pop_front() {
+                self.held.bytes -= event.bytes.len();
+                self.held.text -= event.text();
+                self.held.ends -= usize::from(event.ends());
                 out.extend_from_slice(&event.finish());
             }
         }
@@ -411,12 +460,23 @@ impl StreamScanner {
 }
 
 impl Event {
+    /// Bytes of the texts that it holds pieces of.
+    fn text(&self) -> usize {
+        self.pieces.iter().map(|p| p.delta.text.len()).sum()
+    }
+
+    /// Whether it says that the texts before it are over.
+    fn ends(&self) -> bool {
+        self.pieces.is_empty() && !is_comment(&self.bytes)
+    }
+
     fn finish(mut self) -> Vec<u8> {
         let mut cuts: Vec<(usize, usize, String)> = Vec::new();
         for p in &mut self.pieces {
             for (start, end, with) in p.cuts.drain(..) {
                 let (s, e) = p.delta.map.as_ref().map_or((start, end), |m| m.back(start, end));
-                cuts.push((p.delta.bytes.start + s, p.delta.bytes.start + e, with));
+                let (s, e) = self.map.back(p.delta.bytes.start + s, p.delta.bytes.start + e);
+                cuts.push((s, e, with));
             }
         }
         if cuts.is_empty() {
@@ -427,26 +487,15 @@ impl Event {
     }
 }
 
-/// The data of an event, and the pieces of longer texts in it, each with its place in the data.
-fn read(event: &[u8]) -> (Vec<u8>, Vec<(Delta, usize)>) {
-    let lines = sse::data(event);
-    // One data line is what every API sends; then a place in the data is a place in the event.
-    if let [line] = lines.as_slice() {
-        let parsed = std::str::from_utf8(&event[line.clone()]).ok().and_then(|t| Doc::parse(t).ok());
-        let pieces = parsed.map_or_else(Vec::new, |doc| sse::deltas(&doc, line.start));
-        let placed = pieces.into_iter().map(|d| {
-            let at = d.bytes.start - line.start;
-            (d, at)
-        });
-        return (event[line.clone()].to_vec(), placed.collect());
-    }
-    (lines.into_iter().map(|l| &event[l]).collect::<Vec<_>>().join(&b'\n'), Vec::new())
+/// The pieces of longer texts in an event's data.
+fn pieces(data: &str) -> Vec<Delta> {
+    Doc::parse(data).map_or_else(|_| Vec::new(), |doc| sse::deltas(&doc))
 }
 
 /// The event with other data.
 fn with_data(event: &[u8], data: &[u8]) -> Vec<u8> {
     let mut out: Vec<u8> = lines(event)
-        .filter(|l| !l.starts_with(b"data:") && l.iter().any(|b| !matches!(b, b'\n' | b'\r')))
+        .filter(|l| sse::data_line(l).is_none() && l.iter().any(|b| !matches!(b, b'\n' | b'\r')))
         .flatten()
         .copied()
         .collect();
@@ -459,9 +508,17 @@ fn with_data(event: &[u8], data: &[u8]) -> Vec<u8> {
     out
 }
 
-/// What an event holds besides its data.
+/// What an event holds besides its data and its name (`event: content_block_delta`).
 fn other_lines(event: &[u8]) -> Vec<u8> {
-    lines(event).filter(|l| !l.starts_with(b"data:")).flatten().copied().collect()
+    lines(event).filter(|l| sse::data_line(l).is_none() && !is_name(l)).flatten().copied().collect()
+}
+
+/// A name of an event as every API gives one: a few lower-case words.
+fn is_name(line: &[u8]) -> bool {
+    line.len() <= 64
+        && line.strip_prefix(b"event:").is_some_and(|n| {
+            n.trim_ascii().iter().all(|b| b.is_ascii_lowercase() || matches!(b, b'_' | b'.'))
+        })
 }
 
 fn lines(event: &[u8]) -> impl Iterator<Item = &[u8]> {

@@ -168,4 +168,36 @@ mod tests {
         let small = gzip(&vec![0; RATIO_FREE]);
         assert_eq!(Coding::Gzip.decode(&small, CAP).unwrap().len(), RATIO_FREE);
     }
+
+    #[test]
+    fn bent_encodings_are_undone_within_bounds_or_refused() {
+        let mut seeds = Vec::new();
+        for text in sallyport_fuzz::corpus("response").iter().chain([&vec![0; 300_000]]) {
+            let mut zlib = ZlibEncoder::new(Vec::new(), Compression::fast());
+            zlib.write_all(text).unwrap();
+            let mut raw = DeflateEncoder::new(Vec::new(), Compression::none());
+            raw.write_all(text).unwrap();
+            let gzip = gzip(text);
+            seeds.extend([[&gzip[..], &gzip].concat(), gzip, zlib.finish().unwrap(), raw.finish().unwrap()]);
+        }
+        sallyport_fuzz::fuzz("coding", &seeds, &[gzip(b""), b"\x1f\x8b".to_vec()], |body| {
+            for coding in [Coding::Gzip, Coding::Deflate] {
+                for cap in [0, 1000, CAP] {
+                    let start = std::time::Instant::now();
+                    let out = coding.decode(body, cap);
+                    if start.elapsed() > std::time::Duration::from_secs(2) {
+                        return Err(format!("{coding:?} took {:?}", start.elapsed()));
+                    }
+                    match out {
+                        Ok(out) if out.len() > coding.most(body.len(), cap) => {
+                            return Err(format!("{} bytes come out of {}", out.len(), body.len()));
+                        }
+                        Ok(_) | Err(TransportFailure::BadEncoding) => {}
+                        Err(e) => return Err(format!("{e:?}")),
+                    }
+                }
+            }
+            Ok(())
+        });
+    }
 }

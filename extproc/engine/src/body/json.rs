@@ -498,4 +498,53 @@ mod tests {
             prop_assert_eq!(doc.str(0).unwrap().into_owned(), s);
         }
     }
+
+    /// What `serde_json` takes is what is taken here, and every text and name in it is read the same.
+    #[test]
+    fn bent_documents_are_read_as_serde_json_reads_them() {
+        use serde_json::Value;
+        fn same(doc: &Doc<'_>, id: usize, theirs: &Value) -> bool {
+            match theirs {
+                Value::Object(members) => {
+                    doc.node(id).kind == Kind::Object
+                        && members.iter().all(|(n, v)| doc.get(id, n).is_some_and(|c| same(doc, c, v)))
+                        && doc.children(id).all(|c| doc.name(c).is_some_and(|n| members.contains_key(&*n)))
+                }
+                Value::Array(items) => {
+                    doc.node(id).kind == Kind::Array
+                        && doc.children(id).count() == items.len()
+                        && doc.children(id).zip(items).all(|(c, v)| same(doc, c, v))
+                }
+                Value::String(text) => doc.str(id).is_some_and(|s| s == *text),
+                Value::Number(_) => doc.node(id).kind == Kind::Number,
+                Value::Bool(b) => doc.raw(id) == if *b { "true" } else { "false" },
+                Value::Null => doc.raw(id) == "null",
+            }
+        }
+        let seeds: Vec<_> = ["request", "response"].into_iter().flat_map(sallyport_fuzz::corpus).collect();
+        let words: Vec<Vec<u8>> =
+            ["\"a\":", "[[", "]]", "{\"k\":{", "-0", "1E+9", "1e999", "0.0", "nulll", "\\/", "\\b"]
+                .iter()
+                .map(|w| w.as_bytes().to_vec())
+                .collect();
+        sallyport_fuzz::fuzz("json", &seeds, &words, |input| {
+            let text = String::from_utf8_lossy(input);
+            let theirs = serde_json::from_str::<Value>(&text);
+            match (Doc::parse(&text), theirs) {
+                (Ok(doc), Ok(theirs)) => {
+                    for id in 0..doc.len() {
+                        let pointer = doc.pointer(id);
+                        if doc.duplicate.is_none() && theirs.pointer(&pointer).is_none() {
+                            return Err(format!("{pointer} leads nowhere"));
+                        }
+                    }
+                    same(&doc, Doc::ROOT, &theirs).then_some(()).ok_or_else(|| "read in another way".into())
+                }
+                (Err(JsonError::Limits), _) | (Err(JsonError::Syntax(_)), Err(_)) => Ok(()),
+                // Its numbers are limited to what a double holds; RFC 8259's grammar is not.
+                (Ok(_), Err(e)) if e.to_string().starts_with("number out of range") => Ok(()),
+                (ours, theirs) => Err(format!("{:?}, theirs {:?}", ours.err(), theirs.err())),
+            }
+        });
+    }
 }

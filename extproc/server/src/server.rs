@@ -77,17 +77,28 @@ pub struct Policy(Arc<JudgeSlot>);
 
 impl Policy {
     fn new(judge: Arc<dyn Judge>) -> Self {
+        warm(&judge);
         Self(Arc::new(watch::Sender::new(judge)))
     }
 
     /// Puts another policy in force for exchanges that begin from now on. Those that are under way end
     /// under the one they began with: half a decision of each would be nobody's.
     pub fn swap(&self, judge: Arc<dyn Judge>) {
+        warm(&judge);
         self.0.send_replace(judge);
     }
 
     fn current(&self) -> Arc<dyn Judge> {
         Arc::clone(&self.0.borrow())
+    }
+}
+
+/// Prepares a policy on a thread of its own. It serves meanwhile; only the first messages that meet a rule
+/// would have to wait for that rule.
+fn warm(judge: &Arc<dyn Judge>) {
+    let judge = Arc::clone(judge);
+    if let Err(e) = std::thread::Builder::new().name("warm".into()).spawn(move || judge.warm()) {
+        tracing::warn!("the policy is prepared as messages come, because no thread could be had: {e}");
     }
 }
 

@@ -4,14 +4,17 @@ use std::sync::OnceLock;
 
 use aho_corasick::{AhoCorasick, AhoCorasickBuilder, AhoCorasickKind, MatchKind};
 use regex_automata::meta::Regex;
+use regex_automata::nfa::thompson::WhichCaptures;
 use regex_automata::{Input, util::captures::Captures};
 
 use super::gate;
-use super::pack::{Rule, Scanner, parse_pattern};
+use super::pack::{Rule, Scanner, ascii_classes, parse_pattern};
 use crate::finding::Surface;
 
 /// A regex's own memory while it is compiled, in bytes; a shipped pattern needs a tenth of it.
 const REGEX_LIMIT: usize = 4 << 20;
+/// What the lazily built part of a regex may hold per thread, in bytes.
+const REGEX_CACHE: usize = 256 << 10;
 /// Matches of one rule in one text that are kept: enough to redact a page full of addresses.
 const MOST_MATCHES: usize = 512;
 /// A pattern wider than this runs over the whole text instead of around its hits.
@@ -61,11 +64,17 @@ pub(crate) const fn bit(surface: Surface) -> u16 {
     1 << surface as u16
 }
 
-fn compile(pattern: &str) -> Option<Regex> {
-    Regex::builder()
-        .configure(Regex::config().nfa_size_limit(Some(REGEX_LIMIT)).onepass_size_limit(Some(REGEX_LIMIT)))
-        .build(pattern)
-        .ok()
+/// Compiles a pattern for memory rather than speed: it runs around a gate's hits only, and a sidecar may
+/// hold several hundred. Groups are kept only where one is the finding.
+fn compile(pattern: &str, groups: bool) -> Option<Regex> {
+    let captures = if groups { WhichCaptures::All } else { WhichCaptures::Implicit };
+    let config = Regex::config()
+        .nfa_size_limit(Some(REGEX_LIMIT))
+        .hybrid_cache_capacity(REGEX_CACHE)
+        .onepass(false)
+        .dfa(false)
+        .which_captures(captures);
+    Regex::builder().configure(config).build(&ascii_classes(pattern)).ok()
 }
 
 impl CompiledRule {
@@ -85,11 +94,11 @@ impl CompiledRule {
     }
 
     fn regex(&self) -> Option<&Regex> {
-        self.regex.get_or_init(|| compile(&self.rule.pattern)).as_ref()
+        self.regex.get_or_init(|| compile(&self.rule.pattern, self.group != 0)).as_ref()
     }
 
     fn except(&self) -> Option<&[Regex]> {
-        self.except.get_or_init(|| self.rule.except.iter().map(|e| compile(e)).collect()).as_deref()
+        self.except.get_or_init(|| self.rule.except.iter().map(|e| compile(e, false)).collect()).as_deref()
     }
 
     /// Whether every regex of the rule compiles within its bounds.

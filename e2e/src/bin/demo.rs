@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let policy = std::env::args_os().nth(1).map_or_else(|| "policies/samples/support-bot.yaml".into(), PathBuf::from);
+    let policy =
+        std::env::args_os().nth(1).map_or_else(|| "policies/samples/support-bot.yaml".into(), PathBuf::from);
     match sallyport_e2e::demo::run(&policy) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

@@ -69,7 +69,12 @@ pub(super) struct Record {
 impl Record {
     fn read(line: &Value) -> Option<Self> {
         let strings = |name: &str| {
-            line[name].as_array().into_iter().flatten().filter_map(|v| v.as_str().map(str::to_owned)).collect()
+            line[name]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|v| v.as_str().map(str::to_owned))
+                .collect()
         };
         let decision = line["decision"].as_str()?.to_owned();
         Some(Self { decision, rules: strings("rules"), policies: strings("policies") })

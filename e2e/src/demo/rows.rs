@@ -38,7 +38,12 @@ impl Row {
         let decision = record.map_or("allow", |r| r.decision.as_str());
         let text = answer.text();
         if answer.status != self.status {
-            return Some(format!("status {} instead of {}: {}", answer.status, self.status, first_words(&text)));
+            return Some(format!(
+                "status {} instead of {}: {}",
+                answer.status,
+                self.status,
+                first_words(&text)
+            ));
         }
         if answer.end != End::Clean {
             return Some(format!("the answer did not end cleanly ({:?})", answer.end));
@@ -179,8 +184,7 @@ fn chat(to: &Routes, model: &str, prompt: &str, stream: bool) -> Call {
 }
 
 fn tool(to: &Routes, name: &str, arguments: &Value) -> Call {
-    let message =
-        json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": name, "arguments": arguments}});
+    let message = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": name, "arguments": arguments}});
     to.by_proxy(Call::post_json(format!("{}/mcp", to.upstream), &message))
 }
 
@@ -191,7 +195,11 @@ fn refusal(answer: &Answer) -> String {
 
 fn rpc_refusal(answer: &Answer) -> String {
     let data = &answer.json()["error"]["data"];
-    format!("JSON-RPC error, {}: {}", data["code"].as_str().unwrap_or("?"), data["reason"].as_str().unwrap_or("?"))
+    format!(
+        "JSON-RPC error, {}: {}",
+        data["code"].as_str().unwrap_or("?"),
+        data["reason"].as_str().unwrap_or("?")
+    )
 }
 
 /// The beginning of a text, on one line.

@@ -4,7 +4,7 @@ use sallyport_api::{AgentPolicySpec, OverrideAction};
 use sha2::{Digest, Sha256};
 
 use crate::body::extract::{Extracted, Structural};
-use crate::body::segment::Role;
+use crate::body::segment::{Role, Segment};
 use crate::finding::{Category, Finding, Surface};
 use crate::rules::set::{CompiledRule, Hit, RuleSet};
 use crate::rules::{Rule, Scanner};
@@ -14,6 +14,9 @@ use crate::verdict::Decision;
 /// Findings of one message that are kept. A message with more was made to wear the inspection out, and
 /// the core refuses it.
 const MOST_FINDINGS: usize = 256;
+
+/// Values longer than this are read without their names: what a name adds, it adds to short values.
+const LONGEST_MEMBER: usize = 512;
 
 /// The rules that are on, and what the policy makes of them.
 #[derive(Debug)]
@@ -75,7 +78,7 @@ impl Detector {
         let mut hits: Vec<(Hit, &'static str)> = Vec::new();
         let mut full = false;
         for (index, segment) in ex.segments.iter().enumerate() {
-            self.search(segment.surface, &segment.text, &mut hits);
+            self.search(ex, segment, &mut hits);
             if hits.is_empty() {
                 continue;
             }
@@ -156,22 +159,55 @@ impl Detector {
     }
 
     /// One text and all its views; hits of views are mapped back, and what a view shows again is dropped.
-    fn search(&self, surface: Surface, text: &str, hits: &mut Vec<(Hit, &'static str)>) {
+    fn search(&self, ex: &Extracted<'_>, segment: &Segment<'_>, hits: &mut Vec<(Hit, &'static str)>) {
+        let (surface, text) = (segment.surface, &*segment.text);
         let mut found = Vec::new();
         self.rules.search(surface, text, &mut found);
         hits.extend(found.drain(..).map(|h| (h, "raw")));
+        if let Some(name) =
+            ex.name(segment).filter(|n| text.len() <= LONGEST_MEMBER && self.rules.speaks_of(n))
+        {
+            self.member(surface, &name, text, hits);
+        }
         each_view(text, |kind, view, maps| {
+            // A message with that many findings is refused for their number.
+            if hits.len() > MOST_FINDINGS {
+                return;
+            }
             self.rules.search(surface, view, &mut found);
             for mut hit in found.drain(..) {
                 for map in maps {
                     (hit.start, hit.end) = map.back(hit.start, hit.end);
                 }
-                let again = |h: &Hit| h.rule == hit.rule && h.start < hit.end && hit.start < h.end;
-                if !hits.iter().any(|(h, _)| again(h)) {
-                    hits.push((hit, kind));
-                }
+                add(hits, hit, kind);
             }
         });
+    }
+
+    /// A value together with its name, as it stands in JSON: `"password": "..."` says more than the value
+    /// alone. Hits are cut to the value.
+    fn member(&self, surface: Surface, name: &str, text: &str, hits: &mut Vec<(Hit, &'static str)>) {
+        let before = name.len() + 5;
+        let mut whole = String::with_capacity(before + text.len() + 1);
+        for part in ["\"", name, "\": \"", text, "\""] {
+            whole.push_str(part);
+        }
+        let mut found = Vec::new();
+        self.rules.search(surface, &whole, &mut found);
+        for mut hit in found {
+            hit.start = hit.start.max(before) - before;
+            hit.end = hit.end.min(before + text.len()).saturating_sub(before);
+            if hit.start < hit.end {
+                add(hits, hit, "member");
+            }
+        }
+    }
+}
+
+/// Adds a hit unless its rule has found that place already.
+fn add(hits: &mut Vec<(Hit, &'static str)>, hit: Hit, view: &'static str) {
+    if !hits.iter().any(|(h, _)| h.rule == hit.rule && h.start < hit.end && hit.start < h.end) {
+        hits.push((hit, view));
     }
 }
 

@@ -322,3 +322,19 @@ fn nothing_but_cedars_adapter_makes_a_decision() {
     }
     assert!(offenders.is_empty(), "{}", offenders.join("\n"));
 }
+
+#[test]
+fn a_value_is_read_together_with_its_name() {
+    let e = engine("");
+    // Neither the number nor the word is a finding by itself.
+    for (body, leaf) in [
+        (r#"{"user":{"password":"Tr0ub4dor&3x!9"}}"#, "/user/password"),
+        (r#"{"pesel":"44051401359"}"#, "/pesel"),
+    ] {
+        let v = request(&e, body).verdict;
+        assert!(v.decision > Decision::Allow, "{body}: {v:?}");
+        assert_eq!(v.findings[0].path, leaf);
+        assert_eq!(v.findings[0].view, "member");
+    }
+    assert_eq!(request(&e, r#"{"note":"44051401359"}"#).verdict.decision, Decision::Allow);
+}

@@ -1,7 +1,7 @@
 //! The request path: one HTTP exchange, from the request's headers to the response's last byte.
 //!
 //! A state machine: a message from Envoy goes in, a [`Step`] comes out. It knows nothing of sockets,
-//! threads or gRPC; whoever drives it carries the steps out ([`crate::stream`]).
+//! threads or gRPC; whoever drives it carries the steps out (`stream.rs`).
 //!
 //! Two rules hold everywhere. *Enforce* answers each message with what was decided, and where nothing
 //! could be decided with a refusal that names why. *Observe* changes neither a byte nor a status: the same
@@ -307,8 +307,8 @@ impl Exchange {
                 self.scan(&message.body, message.end_of_stream, None, scanner, held)
             }
             Side::Hold { body, held } => self.hold(&message, body, held),
-            // Envoy may send the end of a stream twice (envoy#46237).
-            Side::Answered if message.body.is_empty() && message.end_of_stream => Step::Wait,
+            // Envoy may send the end of a stream twice (envoy#46237), and takes one answer to both.
+            Side::Answered if self.enforce && message.body.is_empty() && message.end_of_stream => Step::Wait,
             side => {
                 self.response_side = side;
                 self.disorder(Direction::Response, reply::body_unchanged(Direction::Response))

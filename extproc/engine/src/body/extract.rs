@@ -55,6 +55,17 @@ impl Extracted<'_> {
     }
 }
 
+impl<'a> Extracted<'a> {
+    /// The name that a segment's value has in its message.
+    pub(crate) fn name<'s>(&'s self, segment: &'s Segment<'a>) -> Option<Cow<'s, str>> {
+        match (&segment.place, segment.role) {
+            (_, Role::Key | Role::Credential) | (Place::Whole, _) => None,
+            (Place::Name(n), _) => Some(Cow::Borrowed(n.trim_start_matches('/'))),
+            (Place::Json { doc, node }, _) => self.docs[*doc].name(*node),
+        }
+    }
+}
+
 /// What a subtree of a document is.
 struct Mark {
     nodes: std::ops::Range<usize>,

@@ -53,6 +53,8 @@ pub(crate) struct RuleSet {
     behind: Vec<Vec<u32>>,
     digits: Vec<u32>,
     at: Vec<u32>,
+    /// Words that rules want near a match.
+    near: Option<AhoCorasick>,
 }
 
 pub(crate) const fn bit(surface: Surface) -> u16 {
@@ -200,7 +202,8 @@ impl Windows {
 impl RuleSet {
     /// Compiles rules together.
     pub(crate) fn new(rules: impl IntoIterator<Item = (&'static str, Rule)>) -> Result<Self, String> {
-        let mut set = Self { rules: vec![], gate: None, behind: vec![], digits: vec![], at: vec![] };
+        let mut set =
+            Self { rules: vec![], gate: None, behind: vec![], digits: vec![], at: vec![], near: None };
         let mut literals: std::collections::BTreeMap<String, Vec<u32>> = std::collections::BTreeMap::new();
         for (pack, rule) in rules {
             let index = set.rules.len() as u32;
@@ -215,6 +218,17 @@ impl RuleSet {
                 }
             }
             set.rules.push(CompiledRule::new(rule, pack)?);
+        }
+        let words: std::collections::BTreeSet<&str> = set
+            .rules
+            .iter()
+            .filter_map(|r| r.rule.near.as_ref())
+            .flat_map(|n| &n.words)
+            .map(String::as_str)
+            .collect();
+        if !words.is_empty() {
+            let near = AhoCorasickBuilder::new().ascii_case_insensitive(true).build(words);
+            set.near = Some(near.map_err(|e| format!("the words near matches could not be gathered: {e}"))?);
         }
         debug_assert!(literals.keys().all(|l| l.len() >= gate::LEAST_LITERAL));
         if !literals.is_empty() {
@@ -239,6 +253,12 @@ impl RuleSet {
     /// The structural rule for `scanner` on `surface`, if one is on.
     pub(crate) fn structural(&self, scanner: Scanner, surface: Surface) -> Option<&CompiledRule> {
         self.rules.iter().find(|r| r.rule.scanner == Some(scanner) && r.surfaces & bit(surface) != 0)
+    }
+
+    /// Whether a value's name may matter to a rule: it holds a literal of the gate, or a word that some
+    /// rule wants near a match.
+    pub(crate) fn speaks_of(&self, name: &str) -> bool {
+        [&self.gate, &self.near].into_iter().flatten().any(|a| a.is_match(name))
     }
 
     /// Compiles every pattern now rather than at its first candidate.

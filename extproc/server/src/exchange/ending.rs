@@ -17,14 +17,10 @@ use crate::tally::Tally;
 impl Exchange {
     /// Asks the judge about a head or trailers.
     pub(super) fn ask(&self, question: impl FnOnce(&dyn Judge, Timestamp) -> Verdict) -> Verdict {
-        let mut verdict =
+        let verdict =
             guarded(|| question(&*self.cx.judge, Timestamp::now())).unwrap_or_else(TransportFailure::verdict);
-        if verdict.decision == Decision::Redact {
-            // Only bodies can be rewritten. To pass the original instead would be to leak it.
-            verdict.decision = Decision::Block;
-            verdict.code = Some(Code::PolicyDenied);
-        }
-        verdict
+        // Only bodies can be rewritten. To pass the original instead would be to leak it.
+        if verdict.decision == Decision::Redact { verdict.unredactable() } else { verdict }
     }
 
     /// Judges trailers: headers that come late, and carry text as well as those.

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod any_order;
 mod observes;
 mod passes;
 mod refuses;

@@ -1,8 +1,10 @@
 //! The pack file: its types, and the checks that refuse a bad one with its place.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::OnceLock;
 
+use regex_automata::util::syntax;
 use regex_syntax::hir::Hir;
 use serde::{Deserialize, Serialize};
 
@@ -271,15 +273,30 @@ pub fn parse_pack(yaml: &str) -> Result<Pack, PackError> {
     Ok(pack)
 }
 
+/// How a pattern is read: as bytes where it holds nothing outside ASCII, else as Unicode with the Perl
+/// classes of ASCII. In bytes `[^x]` is one state instead of a tree of UTF-8 sequences, and a bounded
+/// repetition of it costs a hundredth; a match then may start or end inside a character, which the search
+/// mends.
+pub(crate) fn reading(pattern: &str) -> (Cow<'_, str>, syntax::Config) {
+    let config = syntax::Config::new();
+    let names_unicode = [r"\p", r"\P", r"\u", r"\x{"].iter().any(|e| pattern.contains(e));
+    if pattern.is_ascii() && !names_unicode {
+        (Cow::Borrowed(pattern), config.unicode(false).utf8(false))
+    } else {
+        (Cow::Owned(ascii_classes(pattern)), config)
+    }
+}
+
 /// Parses a pattern as the engine will compile it.
 pub(crate) fn parse_pattern(pattern: &str) -> Result<Hir, String> {
-    regex_syntax::Parser::new().parse(&ascii_classes(pattern)).map_err(|e| format!("pattern: {e}"))
+    let (pattern, config) = reading(pattern);
+    syntax::parse_with(&pattern, &config).map_err(|e| format!("pattern: {e}"))
 }
 
 /// The pattern with `\w`, `\d`, `\s`, `\b` and their opposites read as ASCII. A Unicode `\w` is an automaton of
 /// 700 ranges, and repeated a few times it makes a pattern of megabytes; the `unicode` view shows other
 /// spaces and look-alike letters as ASCII anyway.
-pub(crate) fn ascii_classes(pattern: &str) -> String {
+fn ascii_classes(pattern: &str) -> String {
     let mut out = String::with_capacity(pattern.len() + 32);
     let mut chars = pattern.chars().peekable();
     // Brackets within brackets are classes too in this syntax.

@@ -8,15 +8,17 @@ use regex_automata::nfa::thompson::WhichCaptures;
 use regex_automata::{Input, util::captures::Captures};
 
 use super::gate;
-use super::pack::{Rule, Scanner, ascii_classes, parse_pattern};
+use super::pack::{Rule, Scanner, parse_pattern, reading};
+use crate::detect::MOST_FINDINGS;
 use crate::finding::Surface;
 
 /// A regex's own memory while it is compiled, in bytes; a shipped pattern needs a tenth of it.
 const REGEX_LIMIT: usize = 4 << 20;
 /// What the lazily built part of a regex may hold per thread, in bytes.
 const REGEX_CACHE: usize = 256 << 10;
-/// Matches of one rule in one text that are kept: enough to redact a page full of addresses.
-const MOST_MATCHES: usize = 512;
+/// Matches of one rule in one text that are kept. One more than findings of a message are, so that nothing
+/// is left out in silence.
+const MOST_MATCHES: usize = MOST_FINDINGS + 1;
 /// A pattern wider than this runs over the whole text instead of around its hits.
 const WIDEST: usize = 8192;
 
@@ -74,7 +76,8 @@ fn compile(pattern: &str, groups: bool) -> Option<Regex> {
         .onepass(false)
         .dfa(false)
         .which_captures(captures);
-    Regex::builder().configure(config).build(&ascii_classes(pattern)).ok()
+    let (pattern, syntax) = reading(pattern);
+    Regex::builder().configure(config).syntax(syntax).build(&pattern).ok()
 }
 
 impl CompiledRule {
@@ -127,25 +130,24 @@ impl CompiledRule {
             return;
         };
         let already = out.len();
-        let mut add = |start: usize, end: usize| {
+        let mut captures = regex.create_captures();
+        let mut at = from;
+        while at <= to && out.len() - already < MOST_MATCHES {
+            let input = Input::new(text.as_bytes()).span(at..to);
+            let (found, whole) = if self.group == 0 {
+                let Some(m) = regex.find(input) else { break };
+                ((m.start(), m.end()), m.end())
+            } else {
+                regex.search_captures(&input, &mut captures);
+                let Some(m) = captures.get_match() else { break };
+                (hit_span(&captures, self.group).unwrap_or((m.start(), m.end())), m.end())
+            };
+            // What follows the hit in its match may stand before the next one: items of a list share the
+            // character between them.
+            at = found.1.min(whole).max(at + 1);
+            let (start, end) = (floor(text, found.0), ceil(text, found.1));
             if start < end && self.confirms(text, start, end, except) {
                 out.push(Hit { rule: index, start, end, broken: false });
-            }
-            out.len() < already + MOST_MATCHES
-        };
-        let input = Input::new(text).span(from..to);
-        if self.group == 0 {
-            for m in regex.find_iter(input) {
-                if !add(m.start(), m.end()) {
-                    break;
-                }
-            }
-        } else {
-            for caps in regex.captures_iter(input) {
-                let Some(span) = hit_span(&caps, self.group) else { continue };
-                if !add(span.0, span.1) {
-                    break;
-                }
             }
         }
     }

@@ -33,6 +33,7 @@ use step::Side;
 pub use step::{Context, Note, Outcome, Settled, Step, Work};
 
 /// One HTTP exchange.
+#[allow(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
 pub struct Exchange {
     cx: Context,
     enforce: bool,
@@ -136,7 +137,7 @@ impl Exchange {
 
         // What turns the connection into a tunnel takes it out of our sight, whatever the policy says.
         let upgrade = head::is_upgrade(&request);
-        let tunnel = upgrade || (request.method == "CONNECT" && !self.cx.tunnels_inspected);
+        let tunnel = upgrade || (request.method == "CONNECT");
         if tunnel && !self.request_tally.verdict.decision.refuses() {
             self.request_tally.failed(TransportFailure::TunnelDenied);
         }

@@ -22,9 +22,6 @@ use crate::stream::{Answers, JudgeSlot, Phase, answers, turned_away};
 
 /// The stream metadata by which a base-URL listener names its upstream: `https://host[:port]`.
 pub const UPSTREAM_METADATA: &str = "sallyport-upstream";
-/// The stream metadata by which a listener vouches that it ends CONNECT tunnels itself and sends what comes
-/// through them here: `inspected`. Without it every CONNECT is refused.
-pub const TUNNEL_METADATA: &str = "sallyport-tunnel";
 
 /// The largest message that is decoded: the largest body any policy may allow, and room for what is around
 /// it. A longer one ends its stream with an error. Fixed, because policies come and go.
@@ -200,13 +197,11 @@ impl ExternalProcessor for Service {
                 Status::invalid_argument(UPSTREAM_METADATA)
             })?),
         };
-        let tunnels_inspected = metadata.get(TUNNEL_METADATA).is_some_and(|v| v == "inspected");
         let context = Context {
             judge: self.policy.current(),
             observer: Arc::clone(&self.observer),
             budget: Arc::clone(&self.budget),
             upstream,
-            tunnels_inspected,
         };
         let exchange = Exchange::new(context);
         let answers = answers(request.into_inner(), exchange, self.phase.clone(), self.scan_timeout);

@@ -1,6 +1,11 @@
 //! `sallyport up` from outside, most of it with the real Envoy.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop at what it did not expect")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test may stop at what it did not expect"
+)]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};

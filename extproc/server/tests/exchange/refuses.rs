@@ -363,17 +363,6 @@ fn a_message_of_an_unknown_kind_fails() {
 }
 
 #[test]
-fn a_connect_passes_only_where_the_listener_vouches_for_the_tunnel() {
-    let mut b = Bench::new(Mode::Enforce, |cx| cx.tunnels_inspected = true);
-    let connect = request_headers(&[(":method", "CONNECT"), (":authority", "a.b:443")], false);
-    assert_eq!(b.take(connect), [REQUEST], "and its bytes are not asked for");
-    assert!(b.settled());
-    // An upgrade inside is still one.
-    let mut b = Bench::new(Mode::Enforce, |cx| cx.tunnels_inspected = true);
-    assert_eq!(b.take(request_headers(&[("upgrade", "websocket")], false)), ["refused 403"]);
-}
-
-#[test]
 fn a_decision_that_leaves_no_trace_is_not_carried_out() {
     let memory = Arc::new(Memory { broken: true, ..Memory::default() });
     let mut b = Bench::told(Mode::Enforce, memory, |_| {});

@@ -4,6 +4,7 @@ CARGO ?= cargo
 # Its own output stays readable between the stages.
 MAKEFLAGS += --no-print-directory
 
+TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE_BINS = -p sallyport -p sallyport-extproc -p sallyport-e2e
 
 .DEFAULT_GOAL := help
@@ -21,9 +22,9 @@ demo: ## build everything, fetch Envoy, and watch an agent's traffic being judge
 	@printf '[3/4] building (the first time takes some minutes)\n'
 	@$(CARGO) build --release --locked $(RELEASE_BINS) --bins
 	@printf '[4/4] running the demo\n'
-	@target/release/sallyport-demo policies/samples/support-bot.yaml
+	@$(TARGET)/release/sallyport-demo policies/samples/support-bot.yaml
 
-build: preflight ## release binaries, in target/release
+build: preflight ## release binaries
 	@$(CARGO) build --release --locked $(RELEASE_BINS) --bins
 
 envoy: ## fetch the Envoy that Sallyport is tested with, into .cache

@@ -60,7 +60,7 @@ pub struct Rig {
 }
 
 impl Plan {
-    /// A rig with this filter, failurePolicy Closed, Enforce, every destination but `denied.example` allowed.
+    /// A rig with this filter, Enforce, failurePolicy Closed, and this machine as the only destination allowed.
     pub fn new(filter: Filter) -> Self {
         Self {
             filter,

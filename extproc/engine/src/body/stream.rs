@@ -15,7 +15,7 @@
 //! What is not guaranteed: a pattern wider than [`OVERLAP`] that crosses windows, or one split between a
 //! word and the next in two channels of one stream.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -313,7 +313,16 @@ impl StreamScanner {
             note(step, verdict);
         }
         if self.channels.len() + pieces.len() > MOST_CHANNELS {
-            return Some(TransportFailure::ProtocolError.verdict());
+            // An answer of many blocks opens one channel after the other; those that nothing waits for any
+            // more are over.
+            let open: HashSet<&str> =
+                self.waiting.iter().flat_map(|e| &e.pieces).map(|p| p.delta.channel.as_str()).collect();
+            self.channels
+                .retain(|name, _| open.contains(name.as_str()) || pieces.iter().any(|p| p.channel == *name));
+            let new = pieces.iter().filter(|p| !self.channels.contains_key(&p.channel)).count();
+            if self.channels.len() + new > MOST_CHANNELS {
+                return Some(TransportFailure::ProtocolError.verdict());
+            }
         }
         let mut event = Event { bytes, map, pieces: Vec::new() };
         let mut grown: Vec<(String, Surface, usize)> = Vec::new();

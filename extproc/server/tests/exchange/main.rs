@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod any_order;
 mod observes;
 mod passes;
 mod refuses;
@@ -46,7 +47,6 @@ impl Bench {
             observer: Arc::clone(&memory) as Arc<dyn Observer>,
             budget: Arc::clone(&budget),
             upstream: None,
-            tunnels_inspected: false,
         };
         change(&mut cx);
         let budget = Arc::clone(&cx.budget);

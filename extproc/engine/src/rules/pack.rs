@@ -210,12 +210,18 @@ const fn once() -> usize {
 /// Breaks up tokens in pack files so that secret scanners leave this repository alone.
 const SPLITTER: &str = "{+}";
 
+/// A test's text is no longer than this, however often the file says that it stands in a row: no limit that
+/// a rule is about is beyond it.
+const LONGEST_CASE: usize = 4 << 20;
+
 impl From<RawCase> for TestCase {
     fn from(raw: RawCase) -> Self {
         match raw {
             RawCase::Plain(text) => Self { surface: None, text: text.replace(SPLITTER, "") },
             RawCase::Placed(Placed { surface, text, repeat }) => {
-                Self { surface: Some(surface), text: text.replace(SPLITTER, "").repeat(repeat) }
+                let text = text.replace(SPLITTER, "");
+                let most = LONGEST_CASE / text.len().max(1);
+                Self { surface: Some(surface), text: text.repeat(repeat.min(most)) }
             }
         }
     }
@@ -399,6 +405,17 @@ fn check_rule(rule: &mut Rule) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_test_that_repeats_its_text_without_end_is_kept_short() {
+        let yaml = format!(
+            "pack: p\nversion: 1\ntitle: t\nrules:\n- {{id: A-1, title: t, category: url, severity: low, score: 1, pattern: abc, \
+             tests: {{positive: [abc, {{surface: url, text: abc, repeat: {}}}], negative: [b, c]}}}}",
+            u64::MAX
+        );
+        let pack = parse_pack(&yaml).unwrap();
+        assert!((1000..=LONGEST_CASE).contains(&pack.rules[0].tests.positive[1].text.len()));
+    }
 
     #[test]
     fn perl_classes_mean_ascii_inside_and_outside_of_brackets() {

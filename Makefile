@@ -8,7 +8,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE_BINS = -p sallyport -p sallyport-extproc -p sallyport-e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build envoy test preflight clean
+.PHONY: help demo build envoy test fuzz preflight clean
 
 help: ## this list
 	@printf 'Sallyport: inspects what AI agents send and receive.\n\n'
@@ -39,6 +39,10 @@ test: ## every test, the ones against the real Envoy included
 	@$(CARGO) build --locked --workspace --bins
 	@printf '[4/4] testing\n'
 	@CARGO='$(CARGO)' tools/run-tests
+
+fuzz: ## bend messages for SALLYPORT_FUZZ_SECONDS (default 30) a target, optimised and with overflow checks
+	@SALLYPORT_FUZZ_SECONDS=$${SALLYPORT_FUZZ_SECONDS:-30} $(CARGO) test --profile fuzz --locked \
+		-p sallyport-engine -p sallyport-extproc -- --test-threads=2 bent bodies texts streams heads policies packs cedar
 
 preflight: ## say what is missing on this machine, and how to get it
 	@tools/preflight

@@ -384,9 +384,7 @@ fn heads() {
                 ensure(f.decision != Decision::Redact, || format!("{f:?} can't be cut out of a head"))?;
             }
         }
-        ensure(ENGINES[0].scan_text(Surface::Url, url, NOW).findings.len() < 300, || {
-            "too many findings".into()
-        })
+        check_verdict(&ENGINES[0].scan_text(Surface::Url, url, NOW))
     });
 }
 
@@ -440,7 +438,7 @@ fn packs() {
         "$",
         "\\b",
         "*",
-        "repeat: 9",
+        "repeat: 18446744073709551615",
         "scanner: at",
         "[]",
         "''",

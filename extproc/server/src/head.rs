@@ -31,17 +31,53 @@ pub(crate) struct Head {
     pub(crate) bad: Option<&'static str>,
 }
 
+/// The methods that are let through, all of IANA's registry that is in use. A method is the client's free
+/// text otherwise, over HTTP/2 at least: it would go out unread, and `get` would be judged as `GET`.
+const METHODS: [&str; 27] = [
+    "GET",
+    "HEAD",
+    "POST",
+    "PUT",
+    "DELETE",
+    "CONNECT",
+    "OPTIONS",
+    "TRACE",
+    "PATCH",
+    "QUERY",
+    "PROPFIND",
+    "PROPPATCH",
+    "MKCOL",
+    "COPY",
+    "MOVE",
+    "LOCK",
+    "UNLOCK",
+    "SEARCH",
+    "REPORT",
+    "MKCALENDAR",
+    "MKACTIVITY",
+    "CHECKOUT",
+    "MERGE",
+    "ACL",
+    "PURGE",
+    "SUBSCRIBE",
+    "UNSUBSCRIBE",
+];
+
 /// Reads a request's headers. A head that makes no sense is still returned, so that its record has a
 /// method and whatever else could be read.
 pub(crate) fn request(map: Option<HeaderMap>, upstream: Option<&Upstream>) -> Head {
     let mut head = RequestHead::default();
     let (mut scheme, mut authority, mut id) = (String::new(), String::new(), String::new());
+    let mut method = String::new();
     let headers = map.map(|m| m.headers).unwrap_or_default();
     head.headers.reserve(headers.len());
     for header in headers {
         let value = text(&header.raw_value, header.value);
         match header.key.as_str() {
-            ":method" => head.method = value.to_ascii_uppercase(),
+            ":method" => {
+                head.method = value.to_ascii_uppercase();
+                method = value;
+            }
             ":scheme" => scheme = value,
             ":authority" => authority = value,
             ":path" => head.path = value,
@@ -69,7 +105,11 @@ pub(crate) fn request(map: Option<HeaderMap>, upstream: Option<&Upstream>) -> He
         let path_ok = connect || head.path.starts_with('/') || (head.method == "OPTIONS" && head.path == "*");
         (!path_ok).then_some("the path does not start with `/`")
     });
-    let bad = if head.method.is_empty() { Some("the request has no method") } else { bad };
+    let bad = match method.as_str() {
+        "" => Some("the request has no method"),
+        m if !METHODS.contains(&m) => Some("the method is none that is known"),
+        _ => bad,
+    };
     Head { request: head, id, bad }
 }
 
@@ -199,7 +239,7 @@ mod tests {
     }
 
     fn read(authority: &str, scheme: &str) -> Head {
-        let headers = [(":method", "get"), (":scheme", scheme), (":authority", authority), (":path", "/a?b")];
+        let headers = [(":method", "GET"), (":scheme", scheme), (":authority", authority), (":path", "/a?b")];
         request(Some(map(&headers)), None)
     }
 

@@ -187,8 +187,12 @@ fn authority_parts(authority: &str) -> Option<(String, Option<u16>)> {
         let end = authority.find(']')? + 1;
         let (host, rest) = authority.split_at(end);
         let inside = &host[1..host.len() - 1];
-        inside.parse::<std::net::Ipv6Addr>().ok()?;
-        (host.to_ascii_lowercase(), if rest.is_empty() { None } else { Some(rest.strip_prefix(':')?) })
+        let address = inside.parse::<std::net::Ipv6Addr>().ok()?;
+        // An IPv4 address in other clothes would pass by the rules for it.
+        if address.is_unspecified() || (address.to_ipv4().is_some() && !address.is_loopback()) {
+            return None;
+        }
+        (format!("[{address}]"), if rest.is_empty() { None } else { Some(rest.strip_prefix(':')?) })
     } else {
         let (host, port) = match authority.split_once(':') {
             Some((host, port)) => (host, Some(port)),
@@ -199,6 +203,14 @@ fn authority_parts(authority: &str) -> Option<(String, Option<u16>)> {
             !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
         };
         if host.len() > 253 || !host.split('.').all(honest) {
+            return None;
+        }
+        // The resolver reads `127.1`, `0x7f.1`, `017700000001` and `2130706433` as addresses; rules don't.
+        let last = host.rsplit('.').next().unwrap_or_default();
+        let numeric =
+            last.bytes().all(|b| b.is_ascii_digit()) || last.starts_with("0x") || last.starts_with("0X");
+        // `0.0.0.0` is this machine, as no rule for the loopback says.
+        if numeric && !host.parse::<std::net::Ipv4Addr>().is_ok_and(|a| a.octets()[0] != 0) {
             return None;
         }
         (host.to_ascii_lowercase(), port)
@@ -285,6 +297,16 @@ mod tests {
             "a%2eb",
             "a.b\\c",
             "a,b",
+            "127.1",
+            "2130706433",
+            "0x7f000001",
+            "0177.0.0.1",
+            "127.0.0.1.1",
+            "0.0.0.0",
+            "0",
+            "[::]",
+            "[::ffff:127.0.0.1]",
+            "[::7f00:1]",
         ] {
             assert!(read(authority, "http").bad.is_some(), "{authority:?}");
         }

@@ -97,6 +97,12 @@ impl Engine {
         // A URL that is too long is refused for its length; reading it would be the attacker's gain.
         if url.len() <= LONGEST_URL {
             ex.segments.push(Segment::elsewhere(Surface::Url, Role::None, "url", &url));
+            // `+` is a space in a query.
+            if let Some((_, query)) = head.path.split_once('?').filter(|(_, q)| q.contains('+')) {
+                let mut spaced = Segment::elsewhere(Surface::Url, Role::None, "url", "");
+                spaced.text = query.replace('+', " ").into();
+                ex.segments.push(spaced);
+            }
         }
         header_segments(&mut ex, &head.headers);
         let frame = Frame {

@@ -340,13 +340,58 @@ impl Engine {
             .iter()
             .find(|r| r.rule.id == f.rule)
             .map_or("", |r| r.rule.title.as_str());
-        let place = if f.path.is_empty() { String::new() } else { format!(" at {}", f.path) };
+        let place = if f.path.is_empty() { String::new() } else { format!(" at {}", known_path(&f.path)) };
         let more = match findings.iter().filter(|g| g.decision == decision).count() {
             0 | 1 => String::new(),
             n => format!(", and {} more", n - 1),
         };
         format!("{title} ({}) in {}{place}{more}", f.rule, f.surface.as_str())
     }
+}
+
+/// A place in a message without the names that its sender chose: they may hold what the message is refused
+/// for, and the agent reads our sentence. Receipts have the whole path.
+fn known_path(path: &str) -> String {
+    const KNOWN: [&str; 34] = [
+        "url",
+        "arguments",
+        "candidates",
+        "choices",
+        "content",
+        "contents",
+        "data",
+        "delta",
+        "description",
+        "error",
+        "function",
+        "id",
+        "input",
+        "instructions",
+        "messages",
+        "message",
+        "method",
+        "model",
+        "name",
+        "output",
+        "params",
+        "parts",
+        "prompt",
+        "query",
+        "result",
+        "role",
+        "system",
+        "text",
+        "tool_calls",
+        "tools",
+        "type",
+        "user",
+        "user-agent",
+        "referer",
+    ];
+    let known =
+        |step: &str| KNOWN.contains(&step) || (step.len() < 8 && step.bytes().all(|b| b.is_ascii_digit()));
+    let steps: Vec<&str> = path.split('/').map(|s| if known(s) { s } else { "*" }).take(16).collect();
+    steps.join("/")
 }
 
 fn scan_frame(head: &RequestHead, surface: Surface, now: Timestamp) -> Frame<'_> {

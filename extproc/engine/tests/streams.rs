@@ -200,3 +200,36 @@ proptest! {
         prop_assert_eq!(whole.cut, split.cut);
     }
 }
+
+#[test]
+fn events_that_are_made_to_wait_end_the_stream() {
+    let unfinished = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"word\"}}]}\n\n";
+    let settled = "data: {\"choices\":[{\"index\":1,\"delta\":{\"content\":\"a \"}}]}\n\n";
+    let out = run((unfinished.to_owned() + &settled.repeat(4000)).as_bytes(), 1 << 20, &Protocol::Chat);
+    assert!(out.cut.is_some(), "all of it waits");
+    // Comments wait in no space of their own, and change nothing.
+    let body = unfinished.to_owned() + &":\n\n".repeat(50_000) + "data: {}\n\n";
+    let out = run(body.as_bytes(), 16 << 10, &Protocol::Chat);
+    assert!(out.cut.is_none());
+    assert_eq!(out.text, body);
+}
+
+/// Events are read as such in a body that came whole, whatever stands before them.
+#[test]
+fn a_key_in_two_events_of_one_body_is_found() {
+    let key = key();
+    let (a, b) = key.split_at(7);
+    let event = |t: &str| format!("data: {{\"choices\":[{{\"delta\":{{\"content\":\"{t}\"}}}}]}}\n\n");
+    for before in ["", "x: y\n\n", "data\n\n", "{}\n\n"] {
+        let body = format!("{before}{}{}", event(a), event(b));
+        let (request, response) = (RequestHead::default(), ResponseHead::default());
+        let judged = engine().response_body(&request, &response, body.as_bytes(), Timestamp::UNIX_EPOCH);
+        assert_eq!(judged.verdict.decision, Decision::Redact, "{before:?}");
+        let text = String::from_utf8(judged.rewritten.unwrap()).unwrap();
+        assert!(!text.contains(b), "{text}");
+    }
+    let lines = format!("{{\"response\":\"{a}\"}}\n{{\"response\":\"{b}\"}}\n");
+    let (request, response) = (RequestHead::default(), ResponseHead::default());
+    let judged = engine().response_body(&request, &response, lines.as_bytes(), Timestamp::UNIX_EPOCH);
+    assert_eq!(judged.verdict.decision, Decision::Block);
+}

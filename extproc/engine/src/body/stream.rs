@@ -15,14 +15,16 @@
 //! What is not guaranteed: a pattern wider than [`OVERLAP`] that crosses windows, or one split between a
 //! word and the next in two channels of one stream.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
+use std::ops::Deref;
 use std::sync::Arc;
 
 use jiff::Timestamp;
 
 use super::json::Doc;
 use super::redact::{self, placeholder};
-use super::sse::{self, Delta};
+use super::sse::{self, Delta, Looked};
 use crate::engine::Engine;
 use crate::finding::{Category, Surface};
 use crate::message::{RequestHead, ResponseHead};
@@ -37,8 +39,13 @@ const TAIL: usize = 1024;
 const WINDOW: usize = 64 << 10;
 /// Bytes that stay behind the window.
 const OVERLAP: usize = 4 << 10;
-/// An event's names and ids shorter than this hold no secret and no order (`event: content_block_delta`).
-const LEAST_OTHER: usize = 32;
+/// Events that may wait. Each piece of text that waits holds at least a byte of [`MOST_HELD`], so an honest
+/// stream stays below; one that is made to wait costs far more memory than its bytes.
+const MOST_WAITING: usize = MOST_HELD + 512;
+/// A name of an event may be this long (`response.function_call_arguments.delta`), a number this.
+const LONGEST_NAME: usize = 48;
+const SHORT_NUMBER: usize = 8;
+const BOM: &[u8] = b"\xef\xbb\xbf";
 /// Channels of one stream; an honest one has a handful.
 const MOST_CHANNELS: usize = 64;
 
@@ -52,8 +59,8 @@ enum Shape {
 }
 
 /// Incremental scanning of one response with bounded hold-back.
-pub struct StreamScanner {
-    engine: Arc<Engine>,
+pub struct StreamScanner<E = Arc<Engine>> {
+    engine: E,
     request: RequestHead,
     response: ResponseHead,
     answers: Protocol,
@@ -63,13 +70,17 @@ pub struct StreamScanner {
     /// Events that wait for the end of a word.
     waiting: VecDeque<Event>,
     channels: HashMap<String, Channel>,
+    /// The end of what stood beside the data of the events so far.
+    beside: Vec<u8>,
+    /// How far the buffer was searched for the end of an event.
+    looked: Looked,
     /// Whether any byte has been forwarded.
     emitted: bool,
 }
 
-impl std::fmt::Debug for StreamScanner {
+impl<E> std::fmt::Debug for StreamScanner<E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("StreamScanner").field("held", &self.held()).finish_non_exhaustive()
+        f.debug_struct("StreamScanner").field("buffer", &self.buffer.len()).finish_non_exhaustive()
     }
 }
 
@@ -102,13 +113,8 @@ impl Channel {
     }
 }
 
-impl StreamScanner {
-    pub(crate) fn new(
-        engine: Arc<Engine>,
-        request: RequestHead,
-        response: ResponseHead,
-        answers: Protocol,
-    ) -> Self {
+impl<E: Deref<Target = Engine>> StreamScanner<E> {
+    pub(crate) fn new(engine: E, request: RequestHead, response: ResponseHead, answers: Protocol) -> Self {
         Self {
             engine,
             request,
@@ -118,6 +124,8 @@ impl StreamScanner {
             buffer: Vec::new(),
             waiting: VecDeque::new(),
             channels: HashMap::new(),
+            beside: Vec::new(),
+            looked: Looked::default(),
             emitted: false,
         }
     }
@@ -130,14 +138,24 @@ impl StreamScanner {
     /// Takes a chunk; `end` says that it is the last. Returns what may be forwarded now.
     pub fn push(&mut self, chunk: &[u8], end: bool, now: Timestamp) -> StreamStep {
         self.buffer.extend_from_slice(chunk);
+        let mut mark: &[u8] = b"";
         if matches!(self.shape, Shape::Unknown) {
+            // White space to begin with keeps a connection alive; it decides nothing and needs no holding.
+            if !end && self.buffer.len() > MOST_HELD && self.buffer.iter().all(u8::is_ascii_whitespace) {
+                return StreamStep { emit: std::mem::take(&mut self.buffer), ..StreamStep::default() };
+            }
             let start = self.buffer.iter().position(|b| !b.is_ascii_whitespace());
             // `retry:` is the longest field name; fewer bytes than that decide nothing.
             let enough = end || start.is_some_and(|s| self.buffer.len() - s >= 6);
             if !enough {
                 return StreamStep::default();
             }
-            self.shape = if sse::sniff(&self.buffer) {
+            self.shape = if sse::is_stream(sse::declared(&self.response), &self.buffer) {
+                // A byte order mark is no part of the first line.
+                if self.buffer.starts_with(BOM) {
+                    self.buffer.drain(..BOM.len());
+                    mark = BOM;
+                }
                 Shape::Events
             } else if start.is_some_and(|s| matches!(self.buffer[s], b'{' | b'[')) {
                 Shape::Document
@@ -154,6 +172,9 @@ impl StreamScanner {
                 StreamStep::default()
             }
         };
+        if !mark.is_empty() {
+            step.emit.splice(0..0, mark.iter().copied());
+        }
         if step.cut.is_some() {
             self.shape = Shape::Ended;
             self.buffer = Vec::new();
@@ -198,6 +219,11 @@ impl StreamScanner {
         if self.buffer.len() <= WINDOW {
             return StreamStep::default();
         }
+        // Events after something else, which their readers skip.
+        if sse::is_stream(false, &self.buffer) {
+            self.shape = Shape::Events;
+            return self.events(false, now);
+        }
         let (verdict, edits) =
             self.engine.response_part(&self.request, &self.response, &self.buffer, &[], now);
         if verdict.decision.refuses() {
@@ -223,10 +249,13 @@ impl StreamScanner {
         let mut step = StreamStep::default();
         let mut at = 0;
         loop {
-            let len = match sse::event_end(&self.buffer[at..]) {
+            let len = match sse::event_end(&self.buffer[at..], &mut self.looked) {
                 Some(len) => len,
                 // What follows the last event is dropped by readers, but it is forwarded, so it is judged.
-                None if end && at < self.buffer.len() => self.buffer.len() - at,
+                None if end && at < self.buffer.len() => {
+                    self.looked = Looked::default();
+                    self.buffer.len() - at
+                }
                 None => break,
             };
             let bytes = self.buffer[at..at + len].to_vec();
@@ -238,14 +267,22 @@ impl StreamScanner {
                 last.emit = std::mem::take(&mut step.emit);
                 return last;
             }
+            if self.waiting.len() > MOST_WAITING {
+                self.release(&mut step.emit, false);
+                if self.waiting.len() > MOST_WAITING {
+                    let mut last = self.refuse(TransportFailure::ProtocolError.verdict());
+                    last.emit = std::mem::take(&mut step.emit);
+                    return last;
+                }
+            }
         }
         self.buffer.drain(..at);
-        if self.buffer.len() > self.engine.spec().limits.max_body_bytes as usize {
+        self.release(&mut step.emit, end);
+        if self.held() > self.engine.spec().limits.max_body_bytes as usize {
             let mut last = self.refuse(TransportFailure::BodyTooLarge.verdict());
             last.emit = step.emit;
             return last;
         }
-        self.release(&mut step.emit, end);
         step
     }
 
@@ -266,13 +303,17 @@ impl StreamScanner {
             pieces = read(&bytes).1.into_iter().map(|(d, _)| d).collect();
         }
         // Lines that are no data (ids, names, comments) are read by somebody too.
+        // What they held before is read again with them: to a reader of plain text it is one text.
         let rest = other_lines(&bytes);
-        if rest.len() > LEAST_OTHER {
-            let (verdict, _) = self.engine.response_part(&self.request, &self.response, &rest, &[], now);
+        if !rest.is_empty() {
+            self.beside.extend_from_slice(&rest);
+            let rest = &self.beside;
+            let (verdict, _) = self.engine.response_part(&self.request, &self.response, rest, &[], now);
             if verdict.decision >= Decision::Redact {
                 return Some(verdict.unredactable());
             }
             note(step, verdict);
+            self.beside.drain(..self.beside.len().saturating_sub(TAIL));
         }
         if self.channels.len() + pieces.len() > MOST_CHANNELS {
             return Some(TransportFailure::ProtocolError.verdict());
@@ -288,7 +329,13 @@ impl StreamScanner {
             }
             event.pieces.push(Piece { delta, start, cuts: Vec::new() });
         }
-        self.waiting.push_back(event);
+        match self.waiting.back_mut() {
+            // Comments wait with the event before them: many small ones must not cost more than their bytes.
+            Some(last) if event.pieces.is_empty() && is_comment(&event.bytes) => {
+                last.bytes.append(&mut event.bytes);
+            }
+            _ => self.waiting.push_back(event),
+        }
         for (name, surface, from) in grown {
             if let Some(refused) = self.channel(&name, surface, from, step, now) {
                 return Some(refused);
@@ -369,16 +416,18 @@ impl StreamScanner {
 
     /// Moves events whose texts are finished words to `out`; all of them at the end.
     fn release(&mut self, out: &mut Vec<u8>, all: bool) {
+        // An event without text (a stop reason, an end mark) says that the texts before it are over.
+        let over = self.waiting.iter().rposition(|e| e.pieces.is_empty() && !is_comment(&e.bytes));
+        let mut over = over.map_or(0, |at| at + 1);
         while let Some(event) = self.waiting.front() {
             let settled = event.pieces.iter().all(|p| {
                 let end = p.start + p.delta.text.len();
                 self.channels.get(&p.delta.channel).is_none_or(|c| end <= c.settled)
             });
-            // An event without text (a stop reason, an end mark) says that the texts before it are over.
-            let over = self.waiting.iter().any(|e| e.pieces.is_empty() && !is_comment(&e.bytes));
-            if !all && !settled && !over {
+            if !all && !settled && over == 0 {
                 return;
             }
+            over = over.saturating_sub(1);
             if let Some(event) = self.waiting.pop_front() {
                 out.extend_from_slice(&event.finish());
             }
@@ -430,17 +479,31 @@ impl Event {
 /// The data of an event, and the pieces of longer texts in it, each with its place in the data.
 fn read(event: &[u8]) -> (Vec<u8>, Vec<(Delta, usize)>) {
     let lines = sse::data(event);
-    // One data line is what every API sends; then a place in the data is a place in the event.
-    if let [line] = lines.as_slice() {
-        let parsed = std::str::from_utf8(&event[line.clone()]).ok().and_then(|t| Doc::parse(t).ok());
-        let pieces = parsed.map_or_else(Vec::new, |doc| sse::deltas(&doc, line.start));
-        let placed = pieces.into_iter().map(|d| {
-            let at = d.bytes.start - line.start;
-            (d, at)
-        });
-        return (event[line.clone()].to_vec(), placed.collect());
-    }
-    (lines.into_iter().map(|l| &event[l]).collect::<Vec<_>>().join(&b'\n'), Vec::new())
+    let data = lines.iter().map(|l| &event[l.clone()]).collect::<Vec<_>>().join(&b'\n');
+    // Readers replace bytes that are no UTF-8 and read on; here each keeps its place.
+    let text = match std::str::from_utf8(&data) {
+        Ok(text) => Cow::Borrowed(text),
+        Err(_) => {
+            let patched =
+                data.utf8_chunks().flat_map(|c| [c.valid().to_owned(), "?".repeat(c.invalid().len())]);
+            Cow::Owned(patched.collect::<String>())
+        }
+    };
+    let pieces = Doc::parse(&text).map_or_else(|_| Vec::new(), |doc| sse::deltas(&doc, 0));
+    let placed = pieces.into_iter().filter_map(|mut d| {
+        let at = d.bytes.start;
+        // A string holds no line break, so it stands in one line.
+        let mut before = 0;
+        let line = lines.iter().find(|l| {
+            let here = at <= before + l.len();
+            before += if here { 0 } else { l.len() + 1 };
+            here
+        })?;
+        d.bytes = d.bytes.start - before + line.start..d.bytes.end - before + line.start;
+        Some((d, at))
+    });
+    let placed = placed.collect();
+    (data, placed)
 }
 
 /// The event with other data.
@@ -459,9 +522,20 @@ fn with_data(event: &[u8], data: &[u8]) -> Vec<u8> {
     out
 }
 
-/// What an event holds besides its data.
+/// What an event holds besides its data, save what can hold no text: names of events, and numbers.
 fn other_lines(event: &[u8]) -> Vec<u8> {
-    lines(event).filter(|l| !l.starts_with(b"data:")).flatten().copied().collect()
+    let dull = |line: &[u8]| {
+        let line = line.trim_ascii();
+        if let Some(name) = line.strip_prefix(b"event:") {
+            let name = name.trim_ascii();
+            return name.len() <= LONGEST_NAME
+                && name.iter().all(|b| b.is_ascii_lowercase() || b"._-".contains(b));
+        }
+        let number = [&b"id:"[..], b"retry:", b":"].iter().find_map(|f| line.strip_prefix(*f));
+        let number = number.unwrap_or(line).trim_ascii();
+        number.len() <= SHORT_NUMBER && number.iter().all(u8::is_ascii_digit)
+    };
+    lines(event).filter(|l| !l.starts_with(b"data:") && !dull(l)).flatten().copied().collect()
 }
 
 fn lines(event: &[u8]) -> impl Iterator<Item = &[u8]> {

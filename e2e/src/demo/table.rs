@@ -15,8 +15,8 @@ pub(super) struct Line {
 
 /// Widths of the columns: 120 characters in all.
 const WHAT: usize = 37;
-const CAME_BACK: usize = 41;
-const DECISION: usize = 23;
+const CAME_BACK: usize = 39;
+const DECISION: usize = 25;
 
 pub(super) fn print(lines: &[Line]) {
     println!("{:<WHAT$} {:<CAME_BACK$} {:<DECISION$} added latency", "sent", "came back", "decision, rule");

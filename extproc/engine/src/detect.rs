@@ -11,9 +11,9 @@ use crate::rules::{Rule, Scanner};
 use crate::text::views::each_view;
 use crate::verdict::Decision;
 
-/// Findings of one message that are kept. A message with more was made to wear the inspection out, and
-/// the core refuses it.
-const MOST_FINDINGS: usize = 256;
+/// Findings of one message that are kept: a page of addresses has hundreds. A message with more was made to
+/// wear the inspection out, and the core refuses it.
+pub(crate) const MOST_FINDINGS: usize = 4096;
 
 /// Values longer than this are read without their names: what a name adds, it adds to short values.
 const LONGEST_MEMBER: usize = 512;
@@ -78,6 +78,9 @@ impl Detector {
         let mut hits: Vec<(Hit, &'static str)> = Vec::new();
         let mut full = false;
         for (index, segment) in ex.segments.iter().enumerate() {
+            if full {
+                break;
+            }
             self.search(ex, segment, &mut hits);
             if hits.is_empty() {
                 continue;

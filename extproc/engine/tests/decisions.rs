@@ -271,7 +271,7 @@ fn duplicate_keys_deep_nesting_and_floods_of_findings_are_refused() {
     let odd = request(&e, r#"{"a":1,"a":2}"#).verdict;
     assert_eq!((odd.decision, odd.findings[0].rule.as_str()), (Decision::Flag, "SLP-CORE-0102"));
     assert_eq!(request(&e, &"[".repeat(5000)).verdict.decision, Decision::Block);
-    let flood = format!("{} ", key()).repeat(2000);
+    let flood = format!("{} ", key()).repeat(5000);
     let v = response(&e, &flood).verdict;
     assert_eq!(v.decision, Decision::Block);
     assert!(v.findings.iter().any(|f| f.rule == "SLP-CORE-0106"));
@@ -337,4 +337,35 @@ fn a_value_is_read_together_with_its_name() {
         assert_eq!(v.findings[0].view, "member");
     }
     assert_eq!(request(&e, r#"{"note":"44051401359"}"#).verdict.decision, Decision::Allow);
+}
+
+#[test]
+fn every_item_of_a_list_is_redacted() {
+    let e = engine("");
+    for text in [
+        "ssn 536-22-8145 536-22-8146 536-22-8147 536-22-8148".to_owned(),
+        "cards: 4111 1111 1111 1111,4012 8888 8888 1881,5555 5555 5555 4444,4000 0566 5566 5556".to_owned(),
+        format!("{0} {0},{0};{0}", key()),
+    ] {
+        let prompt = format!(r#"{{"messages":[{{"role":"user","content":"{text}"}}]}}"#);
+        let v = if text.contains("AKIA") { response(&e, &text) } else { request(&e, &prompt) };
+        assert_eq!(v.verdict.decision, Decision::Redact, "{text}: {:?}", v.verdict);
+        let left = String::from_utf8(v.rewritten.unwrap()).unwrap();
+        assert_eq!(left.matches("[redacted:").count(), 4, "{left}");
+    }
+}
+
+#[test]
+fn a_page_of_addresses_is_marked_and_passes() {
+    let page = (0..600).map(|i| format!("user{i}@example.net")).collect::<Vec<_>>().join(" ");
+    let v = response(&engine(""), &page).verdict;
+    assert!(v.decision <= Decision::Flag, "{:?} {:?}", v.decision, v.message);
+}
+
+#[test]
+fn nothing_is_cut_out_of_utf16() {
+    let text = format!("the key is {} and more", key());
+    let body: Vec<u8> = text.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let v = engine("").response_body(&head(), &ResponseHead::default(), &body, now());
+    assert_eq!((v.verdict.decision, v.rewritten), (Decision::Block, None));
 }

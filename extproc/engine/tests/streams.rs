@@ -177,6 +177,18 @@ fn a_long_download_flows_in_bounded_memory_and_is_cut_where_it_turns_bad() {
 }
 
 #[test]
+fn an_answer_of_many_blocks_passes() {
+    let block = |i: usize| {
+        format!(
+            "data: {{\"type\":\"content_block_delta\",\"index\":{i},\"delta\":{{\"text\":\"word \"}}}}\n\n"
+        )
+    };
+    let body = (0..300).map(block).collect::<Vec<_>>().concat();
+    let out = run(body.as_bytes(), 100, &Protocol::Chat);
+    assert_eq!((out.cut, out.text), (None, body));
+}
+
+#[test]
 fn a_secret_across_the_window_of_a_download_is_redacted() {
     let filler = "lorem ipsum dolor sit amet ".repeat(2428); // just above 64 KiB
     for shift in [0, 5, 10, 20, 27] {

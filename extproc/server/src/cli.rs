@@ -28,8 +28,9 @@ Options:
                        gets 504 (default 500)
   --drain-s N          how long open calls may go on after SIGTERM (default 5)
   --watchdog-s N       abort when no call could be answered for so long (default 10)
-  --log-level LEVEL    error, warn, info, debug or trace (default info); a line per
-                       message is info, one per refused message warn
+  --log-level LEVEL    error, warn, info, debug or trace (default info); refused
+                       messages are warn, marked and redacted ones info, passed
+                       ones debug
   --help               this text
   --version            the version
 

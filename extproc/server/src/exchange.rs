@@ -33,6 +33,7 @@ use step::Side;
 pub use step::{Context, Note, Outcome, Settled, Step, Work};
 
 /// One HTTP exchange.
+#[allow(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
 pub struct Exchange {
     cx: Context,
     enforce: bool,
@@ -45,6 +46,10 @@ pub struct Exchange {
     response_tally: Tally,
     /// Bytes of the response that were forwarded: from then on it can be cut, but no longer refused.
     forwarded: u64,
+    /// The response is forwarded while it arrives: its head can no longer be replaced.
+    streaming: bool,
+    /// The message that is being worked on is a part of a body.
+    in_body: bool,
     /// Refused or cut: what still comes means nothing.
     over: bool,
     /// When the message that is being worked on came.
@@ -70,6 +75,8 @@ impl Exchange {
             request_tally: Tally::default(),
             response_tally: Tally::default(),
             forwarded: 0,
+            streaming: false,
+            in_body: false,
             over: false,
             started: Instant::now(),
             first: true,
@@ -93,6 +100,7 @@ impl Exchange {
                 return self.fail(Direction::Request, TransportFailure::ProtocolError);
             }
         }
+        self.in_body = matches!(message.request, Some(Message::RequestBody(_) | Message::ResponseBody(_)));
         match message.request {
             Some(Message::RequestHeaders(m)) => self.request_headers(m),
             Some(Message::RequestBody(m)) => self.request_body(m),
@@ -129,7 +137,7 @@ impl Exchange {
 
         // What turns the connection into a tunnel takes it out of our sight, whatever the policy says.
         let upgrade = head::is_upgrade(&request);
-        let tunnel = upgrade || (request.method == "CONNECT" && !self.cx.tunnels_inspected);
+        let tunnel = upgrade || (request.method == "CONNECT");
         if tunnel && !self.request_tally.verdict.decision.refuses() {
             self.request_tally.failed(TransportFailure::TunnelDenied);
         }
@@ -294,6 +302,7 @@ impl Exchange {
                 return self.refuse(Direction::Response);
             }
         };
+        self.streaming = send == Send::Stream;
         let answer = reply::headers(Direction::Response, Vec::new(), remove, Some(send));
         self.answer(Direction::Response, answer, false)
     }

@@ -33,6 +33,8 @@ pub trait Judge: Send + Sync + 'static {
         body: &[u8],
         now: Timestamp,
     ) -> BodyVerdict;
+    /// See [`Engine::warm`].
+    fn warm(&self) {}
     /// See [`Engine::response_stream`].
     fn response_stream(
         self: Arc<Self>,
@@ -53,6 +55,10 @@ pub trait Scan: Send {
 impl Judge for Engine {
     fn spec(&self) -> &AgentPolicySpec {
         Engine::spec(self)
+    }
+
+    fn warm(&self) {
+        Engine::warm(self);
     }
 
     fn request_head(&self, head: &RequestHead, now: Timestamp) -> Verdict {

@@ -11,8 +11,7 @@
 //!   a longer body without a length, read while its headers wait for our answer, otherwise fills Envoy's
 //!   buffer before the body is asked for, and the request hangs there until `stream_idle_timeout`.
 //! * `metadata_options.receiving_namespaces.untyped: [sallyport]`, for the access log.
-//! * Where the listener stands for one upstream, gRPC initial metadata [`UPSTREAM_METADATA`]; where it ends
-//!   CONNECT tunnels and inspects what comes through, [`TUNNEL_METADATA`] on the CONNECT route.
+//! * Where the listener stands for one upstream, gRPC initial metadata [`UPSTREAM_METADATA`].
 //!
 //! What is not guaranteed: a peer that can write to the socket can do as Envoy can. It is made with mode 0600.
 
@@ -37,4 +36,4 @@ pub use head::Upstream;
 pub use judge::{Judge, Scan};
 pub use observer::{Direction, LogObserver, Observer, Record};
 pub use reply::{DECISION_HEADER, METADATA_NAMESPACE};
-pub use server::{Config, Policy, Server, TUNNEL_METADATA, UPSTREAM_METADATA};
+pub use server::{Config, Policy, Server, UPSTREAM_METADATA};

@@ -1,6 +1,6 @@
 //! What is told about every message that was decided: the seam for receipts, metrics and logs.
 
-use sallyport_engine::{Code, Protocol, Verdict};
+use sallyport_engine::{Code, Decision, Protocol, Verdict};
 
 /// Which way a message went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -106,7 +106,8 @@ pub trait Observer: Send + Sync + 'static {
     fn record(&self, record: &Record<'_>);
 }
 
-/// Writes one log line per message.
+/// Writes one log line per message: refusals as warnings, what was marked or redacted as information, and
+/// what simply passed for debugging only (Envoy's access log has a line for every call already).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogObserver;
 
@@ -136,6 +137,12 @@ impl Observer for LogObserver {
                 )
             };
         }
-        if record.verdict.decision.refuses() { line!(warn) } else { line!(info) }
+        match record.verdict.decision {
+            Decision::Hold | Decision::Block => line!(warn),
+            Decision::Flag | Decision::Redact => line!(info),
+            Decision::Allow if record.complete => line!(debug),
+            // An exchange that ended before its verdict.
+            Decision::Allow => line!(info),
+        }
     }
 }

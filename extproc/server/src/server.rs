@@ -22,9 +22,6 @@ use crate::stream::{Answers, JudgeSlot, Phase, answers, turned_away};
 
 /// The stream metadata by which a base-URL listener names its upstream: `https://host[:port]`.
 pub const UPSTREAM_METADATA: &str = "sallyport-upstream";
-/// The stream metadata by which a listener vouches that it ends CONNECT tunnels itself and sends what comes
-/// through them here: `inspected`. Without it every CONNECT is refused.
-pub const TUNNEL_METADATA: &str = "sallyport-tunnel";
 
 /// The largest message that is decoded: the largest body any policy may allow, and room for what is around
 /// it. A longer one ends its stream with an error. Fixed, because policies come and go.
@@ -77,17 +74,28 @@ pub struct Policy(Arc<JudgeSlot>);
 
 impl Policy {
     fn new(judge: Arc<dyn Judge>) -> Self {
+        warm(&judge);
         Self(Arc::new(watch::Sender::new(judge)))
     }
 
     /// Puts another policy in force for exchanges that begin from now on. Those that are under way end
     /// under the one they began with: half a decision of each would be nobody's.
     pub fn swap(&self, judge: Arc<dyn Judge>) {
+        warm(&judge);
         self.0.send_replace(judge);
     }
 
     fn current(&self) -> Arc<dyn Judge> {
         Arc::clone(&self.0.borrow())
+    }
+}
+
+/// Prepares a policy on a thread of its own. It serves meanwhile; only the first messages that meet a rule
+/// would have to wait for that rule.
+fn warm(judge: &Arc<dyn Judge>) {
+    let judge = Arc::clone(judge);
+    if let Err(e) = std::thread::Builder::new().name("warm".into()).spawn(move || judge.warm()) {
+        tracing::warn!("the policy is prepared as messages come, because no thread could be had: {e}");
     }
 }
 
@@ -189,13 +197,11 @@ impl ExternalProcessor for Service {
                 Status::invalid_argument(UPSTREAM_METADATA)
             })?),
         };
-        let tunnels_inspected = metadata.get(TUNNEL_METADATA).is_some_and(|v| v == "inspected");
         let context = Context {
             judge: self.policy.current(),
             observer: Arc::clone(&self.observer),
             budget: Arc::clone(&self.budget),
             upstream,
-            tunnels_inspected,
         };
         let exchange = Exchange::new(context);
         let answers = answers(request.into_inner(), exchange, self.phase.clone(), self.scan_timeout);

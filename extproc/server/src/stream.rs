@@ -317,7 +317,6 @@ mod tests {
             observer: Arc::new(LogObserver),
             budget: Budget::new(1 << 20),
             upstream: None,
-            tunnels_inspected: false,
         };
         let inbound = stream::iter(script).chain(last);
         let mut outbound =

@@ -65,7 +65,7 @@ async fn wrong_usage_and_what_can_t_be_read_have_their_own_status() {
 async fn it_answers_on_a_private_socket_and_ends_on_signals() {
     for sig in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
         let dir = tempfile::tempdir().unwrap();
-        let child = running(dir.path(), &[]).await;
+        let child = running(dir.path(), &["--log-level", "debug"]).await;
         let socket = dir.path().join("s");
         assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
         let mut call = Call::open(&socket, &[]).await;

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sallyport_api::Mode;
-use sallyport_proto::ext_proc::ProcessingRequest;
 use support::*;
 use tonic::Code;
 
@@ -234,21 +233,6 @@ async fn a_listener_s_upstream_must_make_sense() {
     let mut call = Call::open(&socket, &good).await;
     let client = request_headers(&[(":authority", "localhost:1")], true);
     assert!(call.ask_line(client).await.starts_with("request headers"));
-}
-
-#[tokio::test]
-async fn a_tunnel_passes_only_where_the_listener_vouches_for_it() {
-    let rig = Rig::start(words());
-    let socket = rig.dir.path().join("s");
-    let connect = || -> ProcessingRequest {
-        request_headers(&[(":method", "CONNECT"), (":authority", "a.b:443")], false)
-    };
-    let mut call = Call::open(&socket, &[]).await;
-    assert_eq!(call.ask_line(connect()).await, "refused 403");
-    let mut call = Call::open(&socket, &[("sallyport-tunnel", "inspected")]).await;
-    assert!(call.ask_line(connect()).await.starts_with("request headers"));
-    call.half_close();
-    assert!(call.next().await.is_none(), "and its stream may end");
 }
 
 #[tokio::test]

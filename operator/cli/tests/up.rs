@@ -1,6 +1,11 @@
-//! `sallyport up` from outside. What needs a real Envoy is left out, with a word, where there is none.
+//! `sallyport up` from outside, most of it with the real Envoy.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop at what it did not expect")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test may stop at what it did not expect"
+)]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -105,15 +110,14 @@ fn fake_envoy(dir: &Path, then: &str) -> PathBuf {
     path
 }
 
-fn real_envoy() -> Option<PathBuf> {
+/// The Envoy that `tools/envoy-fetch` fetched. Without it these tests would prove nothing, so they fail.
+fn real_envoy() -> PathBuf {
     let named = std::env::var_os("SALLYPORT_ENVOY").map(PathBuf::from);
     let fetched = format!(".cache/envoy/1.40.0-{}/envoy", std::env::consts::ARCH);
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let found = named.or_else(|| here.ancestors().map(|d| d.join(&fetched)).find(|p| p.is_file()));
-    if found.is_none() {
-        eprintln!("left out: no Envoy; get it with tools/envoy-fetch");
-    }
-    found
+    named
+        .or_else(|| here.ancestors().map(|d| d.join(&fetched)).find(|p| p.is_file()))
+        .expect("an Envoy: get it with tools/envoy-fetch")
 }
 
 /// Serves one answer per connection, its second half after `pause`.
@@ -196,7 +200,7 @@ fn a_wrong_or_missing_envoy_is_answered_with_the_command_that_gets_it() {
 
 #[test]
 fn it_serves_takes_edits_lets_calls_end_and_goes() {
-    let Some(envoy) = real_envoy() else { return };
+    let envoy = real_envoy();
     let dir = tempfile::tempdir().unwrap();
     policy(dir.path(), "  egress: {default: Allow}");
     let (proxy, base) = (free_port(), free_port());
@@ -249,7 +253,7 @@ fn it_serves_takes_edits_lets_calls_end_and_goes() {
 
 #[test]
 fn a_second_signal_does_not_wait_and_a_kill_takes_envoy_along() {
-    let Some(envoy) = real_envoy() else { return };
+    let envoy = real_envoy();
     let dir = tempfile::tempdir().unwrap();
     policy(dir.path(), "  egress: {default: Allow}");
     for signals in [&["INT", "TERM"][..], &["KILL"]] {
@@ -279,7 +283,7 @@ fn a_second_signal_does_not_wait_and_a_kill_takes_envoy_along() {
 
 #[test]
 fn bench_leaves_a_record() {
-    let Some(envoy) = real_envoy() else { return };
+    let envoy = real_envoy();
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("record.json");
     let mut command = Command::new(env!("CARGO_BIN_EXE_sallyport"));

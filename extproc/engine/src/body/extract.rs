@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 
 use super::json::{Doc, JsonError, Kind};
-use super::segment::{Origin, Place, Role, Segment, as_text};
+use super::segment::{Origin, Place, Role, Segment, as_text, is_utf16};
 use crate::finding::Surface;
 use crate::rules::Scanner;
 use crate::text::map::SpanMap;
@@ -77,12 +77,13 @@ struct Mark {
 pub(crate) struct Body<'a> {
     text: Cow<'a, str>,
     map: Option<SpanMap>,
+    utf16: bool,
 }
 
 impl<'a> Body<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         let (text, map) = as_text(bytes);
-        Self { text, map }
+        Self { text, map, utf16: is_utf16(bytes) }
     }
     pub(crate) fn text(&self) -> &str {
         &self.text
@@ -125,7 +126,11 @@ pub(crate) fn extract<'a>(body: &'a Body<'_>, direction: Direction, default: Sur
         role: Role::None,
         place: Place::Whole,
         text: Cow::Borrowed(text),
-        origin: Origin::Body { at: 0, map: body.map.clone(), bare: false },
+        origin: if body.utf16 {
+            Origin::Elsewhere
+        } else {
+            Origin::Body { at: 0, map: body.map.clone(), bare: false }
+        },
     });
     out
 }

@@ -105,6 +105,17 @@ impl<'a> Segment<'a> {
     }
 }
 
+/// Whether a body is UTF-16. A placeholder is ASCII and would shift what stands behind it, so nothing is cut
+/// out of such a body.
+pub(crate) fn is_utf16(body: &[u8]) -> bool {
+    match body {
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => true,
+        [0, b, ..] if *b != 0 => half_zero(body, 0),
+        [b, 0, ..] if *b != 0 => half_zero(body, 1),
+        _ => false,
+    }
+}
+
 /// A body's bytes as text: what is not UTF-8 is replaced, UTF-16 is read, and the way back is kept.
 pub(crate) fn as_text(body: &[u8]) -> (Cow<'_, str>, Option<SpanMap>) {
     match body {

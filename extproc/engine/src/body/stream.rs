@@ -16,7 +16,7 @@
 //! word and the next in two channels of one stream.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -316,7 +316,16 @@ impl<E: Deref<Target = Engine>> StreamScanner<E> {
             self.beside.drain(..self.beside.len().saturating_sub(TAIL));
         }
         if self.channels.len() + pieces.len() > MOST_CHANNELS {
-            return Some(TransportFailure::ProtocolError.verdict());
+            // An answer of many blocks opens one channel after the other; those that nothing waits for any
+            // more are over.
+            let open: HashSet<&str> =
+                self.waiting.iter().flat_map(|e| &e.pieces).map(|p| p.delta.channel.as_str()).collect();
+            self.channels
+                .retain(|name, _| open.contains(name.as_str()) || pieces.iter().any(|p| p.channel == *name));
+            let new = pieces.iter().filter(|p| !self.channels.contains_key(&p.channel)).count();
+            if self.channels.len() + new > MOST_CHANNELS {
+                return Some(TransportFailure::ProtocolError.verdict());
+            }
         }
         let mut event = Event { bytes, pieces: Vec::new() };
         let mut grown: Vec<(String, Surface, usize)> = Vec::new();
@@ -481,14 +490,13 @@ fn read(event: &[u8]) -> (Vec<u8>, Vec<(Delta, usize)>) {
     let lines = sse::data(event);
     let data = lines.iter().map(|l| &event[l.clone()]).collect::<Vec<_>>().join(&b'\n');
     // Readers replace bytes that are no UTF-8 and read on; here each keeps its place.
-    let text = match std::str::from_utf8(&data) {
-        Ok(text) => Cow::Borrowed(text),
-        Err(_) => {
-            let patched =
-                data.utf8_chunks().flat_map(|c| [c.valid().to_owned(), "?".repeat(c.invalid().len())]);
-            Cow::Owned(patched.collect::<String>())
-        }
-    };
+    let text = std::str::from_utf8(&data).map_or_else(
+        |_| {
+            let same = |c: std::str::Utf8Chunk<'_>| [c.valid().to_owned(), "?".repeat(c.invalid().len())];
+            Cow::Owned(data.utf8_chunks().flat_map(same).collect::<String>())
+        },
+        Cow::Borrowed,
+    );
     let pieces = Doc::parse(&text).map_or_else(|_| Vec::new(), |doc| sse::deltas(&doc, 0));
     let placed = pieces.into_iter().filter_map(|mut d| {
         let at = d.bytes.start;

@@ -1,8 +1,10 @@
 //! The pack file: its types, and the checks that refuse a bad one with its place.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::OnceLock;
 
+use regex_automata::util::syntax;
 use regex_syntax::hir::Hir;
 use serde::{Deserialize, Serialize};
 
@@ -271,9 +273,77 @@ pub fn parse_pack(yaml: &str) -> Result<Pack, PackError> {
     Ok(pack)
 }
 
+/// How a pattern is read: as bytes where it holds nothing outside ASCII, else as Unicode with the Perl
+/// classes of ASCII. In bytes `[^x]` is one state instead of a tree of UTF-8 sequences, and a bounded
+/// repetition of it costs a hundredth; a match then may start or end inside a character, which the search
+/// mends.
+pub(crate) fn reading(pattern: &str) -> (Cow<'_, str>, syntax::Config) {
+    let config = syntax::Config::new();
+    let names_unicode = [r"\p", r"\P", r"\u", r"\x{"].iter().any(|e| pattern.contains(e));
+    if pattern.is_ascii() && !names_unicode {
+        (Cow::Borrowed(pattern), config.unicode(false).utf8(false))
+    } else {
+        (Cow::Owned(ascii_classes(pattern)), config)
+    }
+}
+
 /// Parses a pattern as the engine will compile it.
 pub(crate) fn parse_pattern(pattern: &str) -> Result<Hir, String> {
-    regex_syntax::Parser::new().parse(pattern).map_err(|e| format!("pattern: {e}"))
+    let (pattern, config) = reading(pattern);
+    syntax::parse_with(&pattern, &config).map_err(|e| format!("pattern: {e}"))
+}
+
+/// The pattern with `\w`, `\d`, `\s`, `\b` and their opposites read as ASCII. A Unicode `\w` is an automaton of
+/// 700 ranges, and repeated a few times it makes a pattern of megabytes; the `unicode` view shows other
+/// spaces and look-alike letters as ASCII anyway.
+fn ascii_classes(pattern: &str) -> String {
+    let mut out = String::with_capacity(pattern.len() + 32);
+    let mut chars = pattern.chars().peekable();
+    // Brackets within brackets are classes too in this syntax.
+    let mut depth = 0usize;
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => {
+                let Some(e) = chars.next() else {
+                    out.push(c);
+                    break;
+                };
+                match (e, depth) {
+                    ('w', 0) => out.push_str("[0-9A-Za-z_]"),
+                    ('w', _) => out.push_str("0-9A-Za-z_"),
+                    ('W', _) => out.push_str("[^0-9A-Za-z_]"),
+                    ('d', 0) => out.push_str("[0-9]"),
+                    ('d', _) => out.push_str("0-9"),
+                    ('D', _) => out.push_str("[^0-9]"),
+                    ('s', 0) => out.push_str(r"[\t\n\x0B\x0C\r ]"),
+                    ('s', _) => out.push_str(r"\t\n\x0B\x0C\r "),
+                    ('S', _) => out.push_str(r"[^\t\n\x0B\x0C\r ]"),
+                    ('b', 0) if chars.peek() != Some(&'{') => out.push_str(r"(?-u:\b)"),
+                    _ => {
+                        out.push('\\');
+                        out.push(e);
+                    }
+                }
+            }
+            '[' => {
+                depth += 1;
+                out.push(c);
+                // `]` first in a class is a letter of it.
+                if chars.peek() == Some(&'^') {
+                    out.extend(chars.next());
+                }
+                if chars.peek() == Some(&']') {
+                    out.extend(chars.next());
+                }
+            }
+            ']' => {
+                depth = depth.saturating_sub(1);
+                out.push(c);
+            }
+            _ => out.push(c),
+        }
+    }
+    out
 }
 
 fn check_rule(rule: &mut Rule) -> Result<(), String> {
@@ -324,4 +394,22 @@ fn check_rule(rule: &mut Rule) -> Result<(), String> {
         return Err("tests: needs two positive and two negative cases at least".into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn perl_classes_mean_ascii_inside_and_outside_of_brackets() {
+        assert_eq!(
+            ascii_classes(r"a\w+\\w[\w.-][^\s]\bx"),
+            r"a[0-9A-Za-z_]+\\w[0-9A-Za-z_.-][^\t\n\x0B\x0C\r ](?-u:\b)x"
+        );
+        assert_eq!(ascii_classes(r"[]\d]\d[[:alpha:]\w]\w"), r"[]0-9][0-9][[:alpha:]0-9A-Za-z_][0-9A-Za-z_]");
+        for p in [r"[^\W\d]", r"[\S]", r"\b{start}x", r"\B", r"a\", "[", "]"] {
+            let ours = regex_syntax::Parser::new().parse(&ascii_classes(p)).is_ok();
+            assert_eq!(ours, regex_syntax::Parser::new().parse(p).is_ok(), "{p}");
+        }
+    }
 }

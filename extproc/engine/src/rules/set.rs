@@ -4,16 +4,21 @@ use std::sync::OnceLock;
 
 use aho_corasick::{AhoCorasick, AhoCorasickBuilder, AhoCorasickKind, MatchKind};
 use regex_automata::meta::Regex;
+use regex_automata::nfa::thompson::WhichCaptures;
 use regex_automata::{Input, util::captures::Captures};
 
 use super::gate;
-use super::pack::{Rule, Scanner, parse_pattern};
+use super::pack::{Rule, Scanner, parse_pattern, reading};
+use crate::detect::MOST_FINDINGS;
 use crate::finding::Surface;
 
 /// A regex's own memory while it is compiled, in bytes; a shipped pattern needs a tenth of it.
 const REGEX_LIMIT: usize = 4 << 20;
-/// Matches of one rule in one text that are kept: enough to redact a page full of addresses.
-const MOST_MATCHES: usize = 512;
+/// What the lazily built part of a regex may hold per thread, in bytes.
+const REGEX_CACHE: usize = 256 << 10;
+/// Matches of one rule in one text that are kept. One more than findings of a message are, so that nothing
+/// is left out in silence.
+const MOST_MATCHES: usize = MOST_FINDINGS + 1;
 /// A pattern wider than this runs over the whole text instead of around its hits.
 const WIDEST: usize = 8192;
 
@@ -61,11 +66,18 @@ pub(crate) const fn bit(surface: Surface) -> u16 {
     1 << surface as u16
 }
 
-fn compile(pattern: &str) -> Option<Regex> {
-    Regex::builder()
-        .configure(Regex::config().nfa_size_limit(Some(REGEX_LIMIT)).onepass_size_limit(Some(REGEX_LIMIT)))
-        .build(pattern)
-        .ok()
+/// Compiles a pattern for memory rather than speed: it runs around a gate's hits only, and a sidecar may
+/// hold several hundred. Groups are kept only where one is the finding.
+fn compile(pattern: &str, groups: bool) -> Option<Regex> {
+    let captures = if groups { WhichCaptures::All } else { WhichCaptures::Implicit };
+    let config = Regex::config()
+        .nfa_size_limit(Some(REGEX_LIMIT))
+        .hybrid_cache_capacity(REGEX_CACHE)
+        .onepass(false)
+        .dfa(false)
+        .which_captures(captures);
+    let (pattern, syntax) = reading(pattern);
+    Regex::builder().configure(config).syntax(syntax).build(&pattern).ok()
 }
 
 impl CompiledRule {
@@ -85,11 +97,11 @@ impl CompiledRule {
     }
 
     fn regex(&self) -> Option<&Regex> {
-        self.regex.get_or_init(|| compile(&self.rule.pattern)).as_ref()
+        self.regex.get_or_init(|| compile(&self.rule.pattern, self.group != 0)).as_ref()
     }
 
     fn except(&self) -> Option<&[Regex]> {
-        self.except.get_or_init(|| self.rule.except.iter().map(|e| compile(e)).collect()).as_deref()
+        self.except.get_or_init(|| self.rule.except.iter().map(|e| compile(e, false)).collect()).as_deref()
     }
 
     /// Whether every regex of the rule compiles within its bounds.
@@ -118,25 +130,24 @@ impl CompiledRule {
             return;
         };
         let already = out.len();
-        let mut add = |start: usize, end: usize| {
+        let mut captures = regex.create_captures();
+        let mut at = from;
+        while at <= to && out.len() - already < MOST_MATCHES {
+            let input = Input::new(text.as_bytes()).span(at..to);
+            let (found, whole) = if self.group == 0 {
+                let Some(m) = regex.find(input) else { break };
+                ((m.start(), m.end()), m.end())
+            } else {
+                regex.search_captures(&input, &mut captures);
+                let Some(m) = captures.get_match() else { break };
+                (hit_span(&captures, self.group).unwrap_or((m.start(), m.end())), m.end())
+            };
+            // What follows the hit in its match may stand before the next one: items of a list share the
+            // character between them.
+            at = found.1.min(whole).max(at + 1);
+            let (start, end) = (floor(text, found.0), ceil(text, found.1));
             if start < end && self.confirms(text, start, end, except) {
                 out.push(Hit { rule: index, start, end, broken: false });
-            }
-            out.len() < already + MOST_MATCHES
-        };
-        let input = Input::new(text).span(from..to);
-        if self.group == 0 {
-            for m in regex.find_iter(input) {
-                if !add(m.start(), m.end()) {
-                    break;
-                }
-            }
-        } else {
-            for caps in regex.captures_iter(input) {
-                let Some(span) = hit_span(&caps, self.group) else { continue };
-                if !add(span.0, span.1) {
-                    break;
-                }
             }
         }
     }

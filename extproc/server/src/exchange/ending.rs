@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use jiff::Timestamp;
-use sallyport_engine::{Code, Decision, RequestHead, ResponseHead, TransportFailure, Verdict};
+use sallyport_engine::{Code, Decision, RequestHead, ResponseHead, TransportFailure, Verdict, error_body};
 use sallyport_proto::ext_proc::{BodySendMode, HttpTrailers, ProcessingRequest, ProcessingResponse};
 
 use super::Exchange;
@@ -84,6 +84,16 @@ impl Exchange {
             Direction::Response => &self.response_tally.verdict,
         };
         let (request, call) = (&self.subject.request, &self.request_tally.protocol);
+        if self.streaming {
+            // The response's head is on its way, and with it a status that can't be taken back. What can
+            // still be said is said in the body; instead of trailers nothing can.
+            return if self.in_body {
+                let error = error_body(verdict, &self.subject.id, call);
+                Step::Answer(Box::new(reply::streamed(error.into(), true)))
+            } else {
+                Step::Fail(code)
+            };
+        }
         Step::Answer(Box::new(reply::refuse(verdict, request, &self.subject.id, call)))
     }
 

@@ -23,8 +23,6 @@ pub struct Context {
     pub budget: Arc<Budget>,
     /// The destination, where the listener and not the client names it.
     pub upstream: Option<Upstream>,
-    /// Whether the listener ends CONNECT tunnels itself and inspects what comes through them.
-    pub tunnels_inspected: bool,
 }
 
 /// What is to be done after a message.

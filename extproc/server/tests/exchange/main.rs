@@ -47,7 +47,6 @@ impl Bench {
             observer: Arc::clone(&memory) as Arc<dyn Observer>,
             budget: Arc::clone(&budget),
             upstream: None,
-            tunnels_inspected: false,
         };
         change(&mut cx);
         let budget = Arc::clone(&cx.budget);

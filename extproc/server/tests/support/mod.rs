@@ -336,6 +336,21 @@ pub fn refusal_json(answer: &ProcessingResponse) -> serde_json::Value {
     serde_json::from_slice(&refusal(answer).body).unwrap()
 }
 
+/// The error that a client gets instead of a response, and its status: of our own, or, where the response's
+/// head was on its way already, `None` and an error that ends the body.
+pub fn error(answer: &ProcessingResponse) -> (Option<i32>, serde_json::Value) {
+    let body = match answer.response.as_ref().unwrap() {
+        Reply::ResponseBody(r) => r.response.as_ref().and_then(|c| c.body_mutation.as_ref()),
+        _ => return (Some(refusal(answer).status.unwrap().code), refusal_json(answer)),
+    };
+    match body.and_then(|b| b.mutation.as_ref()) {
+        Some(Mutation::StreamedResponse(StreamedBodyResponse { body, end_of_stream: true, .. })) => {
+            (None, serde_json::from_slice(body).unwrap())
+        }
+        _ => panic!("not a refusal: {}", line(answer)),
+    }
+}
+
 // === the rig ===
 
 /// A server on a socket of its own, in a runtime of the test's.

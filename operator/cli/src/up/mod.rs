@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use sallyport_api::{AgentPolicySpec, Mode};
+use sallyport_api::{AgentPolicySpec, EgressAction, Mode};
 use sallyport_plan::{AccessLog, BaseUrl, ProxyListener, Settings};
 use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -190,9 +190,10 @@ fn announce(args: &Args, name: &str, spec: &AgentPolicySpec, rules: usize) {
     let reachable = if args.listen.is_unspecified() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { args.listen };
     let proxy = format!("http://{}", host(reachable));
     let mut banner = format!(
-        "Sallyport {} guards by policy {name} ({}), {rules} rules\n  proxy     {proxy}\n            curl -x {proxy} http://example.com/\n",
+        "Sallyport {} guards by policy {name} ({}), {rules} rules\n  proxy     {proxy}\n            curl -x {proxy} http://{}/\n",
         env!("CARGO_PKG_VERSION"),
         mode(spec),
+        example_host(spec),
     );
     for base in &args.base_urls {
         let (port, upstream) = (base.port, base.upstream.url());
@@ -210,6 +211,12 @@ fn announce(args: &Args, name: &str, spec: &AgentPolicySpec, rules: usize) {
     } else {
         say(&format!("{banner}ready"));
     }
+}
+
+/// A host that the policy allows, for the example.
+fn example_host(spec: &AgentPolicySpec) -> &str {
+    let allowed = spec.egress.rules.iter().filter(|r| r.action == EgressAction::Allow);
+    allowed.flat_map(|r| &r.hosts).find(|h| !h.contains('*')).map_or("example.com", String::as_str)
 }
 
 /// A reader that is gone does not end what it read about.

@@ -107,6 +107,15 @@ fn check_host(host: &str) -> Result<(), String> {
     if name.contains(':') && !literal_v6 {
         return Err(format!("`{host}` holds a port; use `ports`"));
     }
+    if literal_v6 {
+        let address = name[1..name.len() - 1].parse::<std::net::Ipv6Addr>();
+        if !address.is_ok_and(|a| format!("[{a}]") == name) {
+            return Err(format!("`{host}` is no IPv6 address in its shortest form"));
+        }
+    }
+    if name.ends_with('.') {
+        return Err(format!("`{host}` ends in a dot; names are compared without it"));
+    }
     if name.bytes().any(|b| b.is_ascii_uppercase()) {
         return Err(format!("`{host}` holds capitals; host names are compared in lower case"));
     }

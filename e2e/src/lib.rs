@@ -15,4 +15,5 @@ pub mod client;
 pub mod demo;
 pub mod fault_extproc;
 pub mod rig;
+pub mod scripted;
 pub mod upstream;

@@ -187,6 +187,11 @@ impl Rig {
         self.dir.path().join("run")
     }
 
+    /// The process id of the filter.
+    pub fn filter_pid(&self) -> u32 {
+        self.filter.as_ref().expect("a filter").id()
+    }
+
     /// The process id of Envoy.
     pub fn envoy_pid(&self) -> u32 {
         self.envoy.id()

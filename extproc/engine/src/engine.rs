@@ -7,8 +7,10 @@ use sallyport_api::AgentPolicySpec;
 
 use crate::body::extract::{Body, Direction, Extracted, extract};
 use crate::body::head::{LONGEST_URL, header_segments, url_of, url_structure};
+use crate::body::json::{Doc, Kind};
 use crate::body::redact::{self, Edit};
 use crate::body::segment::{Origin, Place, Role, Segment};
+use crate::body::sse;
 use crate::body::stream::StreamScanner;
 use crate::decide::cedar::{Ask, Found, Policies};
 use crate::decide::egress;
@@ -34,6 +36,9 @@ pub struct Engine {
     detector: Detector,
     policies: Policies,
 }
+
+/// Texts in pieces that a body of several documents is read for.
+const MOST_TEXTS: usize = 64;
 
 /// What a message is besides its texts.
 struct Frame<'a> {
@@ -101,6 +106,12 @@ impl Engine {
         // A URL that is too long is refused for its length; reading it would be the attacker's gain.
         if url.len() <= LONGEST_URL {
             ex.segments.push(Segment::elsewhere(Surface::Url, Role::None, "url", &url));
+            // `+` is a space in a query.
+            if let Some((_, query)) = head.path.split_once('?').filter(|(_, q)| q.contains('+')) {
+                let mut spaced = Segment::elsewhere(Surface::Url, Role::None, "url", "");
+                spaced.text = query.replace('+', " ").into();
+                ex.segments.push(spaced);
+            }
         }
         header_segments(&mut ex, &head.headers);
         let frame = Frame {
@@ -142,7 +153,68 @@ impl Engine {
         body: &[u8],
         now: Timestamp,
     ) -> BodyVerdict {
-        self.body(&Self::response_frame(request, response, now), Surface::ResponseBody, body)
+        if sse::is_stream(sse::declared(response), body) {
+            return self.events(request, response, body, now);
+        }
+        let frame = Self::response_frame(request, response, now);
+        let mut judged = self.body(&frame, Surface::ResponseBody, body);
+        if !judged.verdict.decision.refuses()
+            && let Some(refused) = self.pieces(&frame, body)
+        {
+            judged = BodyVerdict { verdict: refused, rewritten: None, ..judged };
+        }
+        judged
+    }
+
+    /// Events that came as one body: read as the stream they are, or texts split over them would be missed.
+    fn events(
+        &self,
+        request: &RequestHead,
+        response: &ResponseHead,
+        body: &[u8],
+        now: Timestamp,
+    ) -> BodyVerdict {
+        let mut scanner = StreamScanner::of_events(self, request.clone(), response.clone());
+        let step = scanner.push(body, true, now);
+        let verdict = step.verdict.unwrap_or_default();
+        let rewritten = (verdict.decision == Decision::Redact).then_some(step.emit);
+        BodyVerdict { verdict, rewritten, protocol: Protocol::Unknown }
+    }
+
+    /// Documents that follow each other (lines, an array) may hold a text in pieces, as events do. What is
+    /// found only where the pieces are put together stands in no one place, so it is refused.
+    fn pieces(&self, frame: &Frame<'_>, bytes: &[u8]) -> Option<Verdict> {
+        let body = Body::new(bytes);
+        let ex = extract(&body, frame.direction, Surface::ResponseBody);
+        let lines = ex.docs.len() > 1;
+        let mut texts: Vec<(String, Surface, String, usize)> = Vec::new();
+        for doc in ex.docs.iter().filter(|d| lines || d.node(Doc::ROOT).kind == Kind::Array) {
+            // Gemini streams an array. The elements of others are texts of their own.
+            for delta in sse::deltas(doc).into_iter().filter(|d| lines || d.channel.contains("/candidates/"))
+            {
+                let channel = delta.channel.trim_start_matches(|c: char| c == '/' || c.is_ascii_digit());
+                if let Some((_, _, text, count)) = texts.iter_mut().find(|(c, ..)| c == channel) {
+                    text.push_str(&delta.text);
+                    *count += 1;
+                } else if texts.len() < MOST_TEXTS {
+                    // An honest answer has a handful; more would cost the square of their number.
+                    texts.push((channel.to_owned(), delta.surface, delta.text, 1));
+                }
+            }
+        }
+        let mut joined = Extracted::default();
+        for (_, surface, text, _) in texts.iter().filter(|(.., count)| *count > 1) {
+            joined.segments.push(Segment::elsewhere(*surface, Role::Assistant, "pieces", text));
+        }
+        if joined.segments.is_empty() {
+            return None;
+        }
+        // What stands whole in one piece was found, and dealt with, there.
+        let mut items = self.detector.find(&joined);
+        let known: Vec<String> = self.detector.find(&ex).into_iter().map(|i| i.finding.evidence).collect();
+        items.retain(|i| !known.contains(&i.finding.evidence));
+        let verdict = self.decide(frame, &joined, &items);
+        (verdict.decision >= Decision::Redact).then(|| verdict.unredactable())
     }
 
     /// Decides on a part of a streamed response, without the JSON strings whose bytes start at `skip`, which
@@ -361,13 +433,58 @@ impl Engine {
             .iter()
             .find(|r| r.rule.id == f.rule)
             .map_or("", |r| r.rule.title.as_str());
-        let place = if f.path.is_empty() { String::new() } else { format!(" at {}", f.path) };
+        let place = if f.path.is_empty() { String::new() } else { format!(" at {}", known_path(&f.path)) };
         let more = match findings.iter().filter(|g| g.decision == decision).count() {
             0 | 1 => String::new(),
             n => format!(", and {} more", n - 1),
         };
         format!("{title} ({}) in {}{place}{more}", f.rule, f.surface.as_str())
     }
+}
+
+/// A place in a message without the names that its sender chose: they may hold what the message is refused
+/// for, and the agent reads our sentence. Receipts have the whole path.
+fn known_path(path: &str) -> String {
+    const KNOWN: [&str; 34] = [
+        "url",
+        "arguments",
+        "candidates",
+        "choices",
+        "content",
+        "contents",
+        "data",
+        "delta",
+        "description",
+        "error",
+        "function",
+        "id",
+        "input",
+        "instructions",
+        "messages",
+        "message",
+        "method",
+        "model",
+        "name",
+        "output",
+        "params",
+        "parts",
+        "prompt",
+        "query",
+        "result",
+        "role",
+        "system",
+        "text",
+        "tool_calls",
+        "tools",
+        "type",
+        "user",
+        "user-agent",
+        "referer",
+    ];
+    let known =
+        |step: &str| KNOWN.contains(&step) || (step.len() < 8 && step.bytes().all(|b| b.is_ascii_digit()));
+    let steps: Vec<&str> = path.split('/').map(|s| if known(s) { s } else { "*" }).take(16).collect();
+    steps.join("/")
 }
 
 fn scan_frame(head: &RequestHead, surface: Surface, now: Timestamp) -> Frame<'_> {

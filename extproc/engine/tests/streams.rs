@@ -337,3 +337,32 @@ fn a_finding_without_an_end_is_refused_at_the_cap() {
     assert!(out.cut.is_some() && out.text.is_empty());
     assert!(out.held <= (1 << 20) + 16_384, "held {}", out.held);
 }
+
+#[test]
+fn comments_wait_in_no_space_of_their_own() {
+    let unfinished = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"word\"}}]}\n\n";
+    let body = unfinished.to_owned() + &":\n\n".repeat(50_000) + "data: {}\n\n";
+    let out = run(body.as_bytes(), 16 << 10, &Protocol::Chat);
+    assert!(out.cut.is_none());
+    assert_eq!(out.text, body);
+}
+
+/// Events are read as such in a body that came whole, whatever stands before them.
+#[test]
+fn a_key_in_two_events_of_one_body_is_found() {
+    let key = key();
+    let (a, b) = key.split_at(7);
+    let event = |t: &str| format!("data: {{\"choices\":[{{\"delta\":{{\"content\":\"{t}\"}}}}]}}\n\n");
+    for before in ["", "x: y\n\n", "data\n\n", "{}\n\n"] {
+        let body = format!("{before}{}{}", event(a), event(b));
+        let (request, response) = (RequestHead::default(), ResponseHead::default());
+        let judged = engine().response_body(&request, &response, body.as_bytes(), Timestamp::UNIX_EPOCH);
+        assert_eq!(judged.verdict.decision, Decision::Redact, "{before:?}");
+        let text = String::from_utf8(judged.rewritten.unwrap()).unwrap();
+        assert!(!text.contains(b), "{text}");
+    }
+    let lines = format!("{{\"response\":\"{a}\"}}\n{{\"response\":\"{b}\"}}\n");
+    let (request, response) = (RequestHead::default(), ResponseHead::default());
+    let judged = engine().response_body(&request, &response, lines.as_bytes(), Timestamp::UNIX_EPOCH);
+    assert_eq!(judged.verdict.decision, Decision::Block);
+}

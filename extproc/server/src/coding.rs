@@ -35,7 +35,7 @@ impl Coding {
             };
             coding = if coding == Self::Identity { one } else { Self::Other };
         }
-        coding
+        if charsets(headers).all(|c| readable(&c)) { coding } else { Self::Other }
     }
 
     /// At most so many bytes come out of `len` encoded ones before decoding gives up.
@@ -75,6 +75,39 @@ impl Coding {
             }
         }
     }
+}
+
+/// The charsets that a message declares.
+fn charsets(headers: &[(String, String)]) -> impl Iterator<Item = String> {
+    headers.iter().filter(|(n, _)| n == "content-type").filter_map(|(_, v)| {
+        let lower = v.to_ascii_lowercase();
+        let at = lower.find("charset")?;
+        let value = lower[at + 7..].trim_start().strip_prefix('=')?.trim_start();
+        let end = value.find([';', ',']).unwrap_or(value.len());
+        Some(value[..end].trim().trim_matches(['"', '\'']).to_owned())
+    })
+}
+
+/// Whether texts in a charset read as they do in ASCII, or are known by their bytes. In one that does not
+/// (UTF-7, EBCDIC, UTF-32) a text means something else to its reader than to us.
+fn readable(charset: &str) -> bool {
+    const PREFIXES: [&str; 14] = [
+        "utf-16", "utf16", "iso-8859", "iso8859", "iso_8859", "latin", "windows-", "cp125", "koi8", "euc-",
+        "gb", "big5", "tis-620", "macroman",
+    ];
+    const NAMES: [&str; 10] = [
+        "",
+        "utf-8",
+        "utf8",
+        "us-ascii",
+        "ascii",
+        "shift_jis",
+        "shift-jis",
+        "sjis",
+        "binary",
+        "unicode-1-1-utf-8",
+    ];
+    NAMES.contains(&charset) || PREFIXES.iter().any(|p| charset.starts_with(p))
 }
 
 fn looks_like_zlib(body: &[u8]) -> bool {
@@ -130,6 +163,22 @@ mod tests {
             assert_eq!(Coding::of(&headers(value)), coding, "{value}");
         }
         assert_eq!(Coding::of(&[]), Coding::Identity);
+    }
+
+    #[test]
+    fn charsets_that_do_not_read_as_ascii_are_not_read() {
+        for (value, read) in [
+            ("text/plain", true),
+            ("text/html; charset=\"UTF-8\"", true),
+            ("text/html;charset=gb18030", true),
+            ("application/json; charset=utf-16le", true),
+            ("text/plain; charset=UTF-7", false),
+            ("text/plain; Charset = 'cp037'", false),
+            ("text/plain; charset=utf-32; x=y", false),
+        ] {
+            let headers = vec![("content-type".to_owned(), value.to_owned())];
+            assert_eq!(Coding::of(&headers) == Coding::Identity, read, "{value}");
+        }
     }
 
     #[test]

@@ -31,17 +31,53 @@ pub(crate) struct Head {
     pub(crate) bad: Option<&'static str>,
 }
 
+/// The methods that are let through, all of IANA's registry that is in use. A method is the client's free
+/// text otherwise, over HTTP/2 at least: it would go out unread, and `get` would be judged as `GET`.
+const METHODS: [&str; 27] = [
+    "GET",
+    "HEAD",
+    "POST",
+    "PUT",
+    "DELETE",
+    "CONNECT",
+    "OPTIONS",
+    "TRACE",
+    "PATCH",
+    "QUERY",
+    "PROPFIND",
+    "PROPPATCH",
+    "MKCOL",
+    "COPY",
+    "MOVE",
+    "LOCK",
+    "UNLOCK",
+    "SEARCH",
+    "REPORT",
+    "MKCALENDAR",
+    "MKACTIVITY",
+    "CHECKOUT",
+    "MERGE",
+    "ACL",
+    "PURGE",
+    "SUBSCRIBE",
+    "UNSUBSCRIBE",
+];
+
 /// Reads a request's headers. A head that makes no sense is still returned, so that its record has a
 /// method and whatever else could be read.
 pub(crate) fn request(map: Option<HeaderMap>, upstream: Option<&Upstream>) -> Head {
     let mut head = RequestHead::default();
     let (mut scheme, mut authority, mut id) = (String::new(), String::new(), String::new());
+    let mut method = String::new();
     let headers = map.map(|m| m.headers).unwrap_or_default();
     head.headers.reserve(headers.len());
     for header in headers {
         let value = text(&header.raw_value, header.value);
         match header.key.as_str() {
-            ":method" => head.method = value.to_ascii_uppercase(),
+            ":method" => {
+                head.method = value.to_ascii_uppercase();
+                method = value;
+            }
             ":scheme" => scheme = value,
             ":authority" => authority = value,
             ":path" => head.path = value,
@@ -69,7 +105,11 @@ pub(crate) fn request(map: Option<HeaderMap>, upstream: Option<&Upstream>) -> He
         let path_ok = connect || head.path.starts_with('/') || (head.method == "OPTIONS" && head.path == "*");
         (!path_ok).then_some("the path does not start with `/`")
     });
-    let bad = if head.method.is_empty() { Some("the request has no method") } else { bad };
+    let bad = match method.as_str() {
+        "" => Some("the request has no method"),
+        m if !METHODS.contains(&m) => Some("the method is none that is known"),
+        _ => bad,
+    };
     Head { request: head, id, bad }
 }
 
@@ -147,8 +187,12 @@ fn authority_parts(authority: &str) -> Option<(String, Option<u16>)> {
         let end = authority.find(']')? + 1;
         let (host, rest) = authority.split_at(end);
         let inside = &host[1..host.len() - 1];
-        inside.parse::<std::net::Ipv6Addr>().ok()?;
-        (host.to_ascii_lowercase(), if rest.is_empty() { None } else { Some(rest.strip_prefix(':')?) })
+        let address = inside.parse::<std::net::Ipv6Addr>().ok()?;
+        // An IPv4 address in other clothes would pass by the rules for it.
+        if address.is_unspecified() || (address.to_ipv4().is_some() && !address.is_loopback()) {
+            return None;
+        }
+        (format!("[{address}]"), if rest.is_empty() { None } else { Some(rest.strip_prefix(':')?) })
     } else {
         let (host, port) = match authority.split_once(':') {
             Some((host, port)) => (host, Some(port)),
@@ -159,6 +203,14 @@ fn authority_parts(authority: &str) -> Option<(String, Option<u16>)> {
             !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
         };
         if host.len() > 253 || !host.split('.').all(honest) {
+            return None;
+        }
+        // The resolver reads `127.1`, `0x7f.1`, `017700000001` and `2130706433` as addresses; rules don't.
+        let last = host.rsplit('.').next().unwrap_or_default();
+        let numeric =
+            last.bytes().all(|b| b.is_ascii_digit()) || last.starts_with("0x") || last.starts_with("0X");
+        // `0.0.0.0` is this machine, as no rule for the loopback says.
+        if numeric && !host.parse::<std::net::Ipv4Addr>().is_ok_and(|a| a.octets()[0] != 0) {
             return None;
         }
         (host.to_ascii_lowercase(), port)
@@ -199,7 +251,7 @@ mod tests {
     }
 
     fn read(authority: &str, scheme: &str) -> Head {
-        let headers = [(":method", "get"), (":scheme", scheme), (":authority", authority), (":path", "/a?b")];
+        let headers = [(":method", "GET"), (":scheme", scheme), (":authority", authority), (":path", "/a?b")];
         request(Some(map(&headers)), None)
     }
 
@@ -245,6 +297,16 @@ mod tests {
             "a%2eb",
             "a.b\\c",
             "a,b",
+            "127.1",
+            "2130706433",
+            "0x7f000001",
+            "0177.0.0.1",
+            "127.0.0.1.1",
+            "0.0.0.0",
+            "0",
+            "[::]",
+            "[::ffff:127.0.0.1]",
+            "[::7f00:1]",
         ] {
             assert!(read(authority, "http").bad.is_some(), "{authority:?}");
         }

@@ -168,14 +168,21 @@ fn form<'a>(out: &mut Extracted<'a>, body: &'a Body<'_>, lead: usize, surface: S
     for pair in body.text()[lead..].split('&') {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let mut add = |text: &'a str, from: usize, role: Role| {
-            if !text.is_empty() {
+            let mut push = |text: Cow<'a, str>| {
                 out.segments.push(Segment {
                     surface,
                     role,
                     place: Place::Name(format!("/{name}")),
-                    text: Cow::Borrowed(text),
+                    text,
                     origin: origin(body, from, None, false),
                 });
+            };
+            // `+` is a space to who reads the form, and itself to who takes it for something else.
+            if text.contains('+') {
+                push(Cow::Owned(text.replace('+', " ")));
+            }
+            if !text.is_empty() {
+                push(Cow::Borrowed(text));
             }
         };
         add(name, at, Role::Key);

@@ -59,12 +59,28 @@ const CREDENTIAL_HEADERS: [&str; 10] = [
     "x-amz-security-token",
     "x-csrf-token",
 ];
-/// Headers that Envoy writes, or that hold a number.
-const DULL_HEADERS: [&str; 4] = ["host", "content-length", "x-request-id", "x-forwarded-proto"];
+/// A name shorter than this holds no secret and no order.
+const LEAST_NAME: usize = 16;
+/// Long names that everybody sends.
+const COMMON_NAMES: [&str; 8] = [
+    "transfer-encoding",
+    "access-control-allow-origin",
+    "x-forwarded-proto",
+    "strict-transport-security",
+    "content-security-policy",
+    "x-content-type-options",
+    "upgrade-insecure-requests",
+    "x-ratelimit-remaining-requests",
+];
 
+/// Every header, whoever is meant to write it: responses and trailers may hold any.
 pub(crate) fn header_segments<'a>(ex: &mut Extracted<'a>, headers: &'a [(String, String)]) {
     for (name, value) in headers {
-        if value.len() < 3 || name.starts_with(':') || DULL_HEADERS.contains(&name.as_str()) {
+        // A name is the client's free choice too.
+        if name.len() >= LEAST_NAME && !COMMON_NAMES.contains(&name.as_str()) {
+            ex.segments.push(Segment::elsewhere(Surface::Headers, Role::Key, "name", name));
+        }
+        if value.len() < 3 || name.starts_with(':') {
             continue;
         }
         let role = if CREDENTIAL_HEADERS.contains(&name.as_str()) { Role::Credential } else { Role::None };

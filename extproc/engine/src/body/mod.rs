@@ -5,5 +5,5 @@ pub(crate) mod head;
 pub(crate) mod json;
 pub(crate) mod redact;
 pub(crate) mod segment;
-mod sse;
+pub(crate) mod sse;
 pub(crate) mod stream;

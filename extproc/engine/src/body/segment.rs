@@ -119,6 +119,11 @@ pub(crate) fn is_utf16(body: &[u8]) -> bool {
 /// A body's bytes as text: what is not UTF-8 is replaced, UTF-16 is read, and the way back is kept.
 pub(crate) fn as_text(body: &[u8]) -> (Cow<'_, str>, Option<SpanMap>) {
     match body {
+        [0xff, 0xfe, 0, 0, rest @ ..] => utf32(rest, 4, u32::from_le_bytes),
+        [0, 0, 0xfe, 0xff, rest @ ..] => utf32(rest, 4, u32::from_be_bytes),
+        // UTF-32 without its mark: no character has a higher byte than 0x10, and Latin ones have three zeros.
+        [0, 0, 0, b, ..] if *b != 0 && body.len() >= 8 => utf32(body, 0, u32::from_be_bytes),
+        [b, 0, 0, 0, ..] if *b != 0 && body.len() >= 8 => utf32(body, 0, u32::from_le_bytes),
         [0xff, 0xfe, rest @ ..] => utf16(rest, 2, u16::from_le_bytes),
         [0xfe, 0xff, rest @ ..] => utf16(rest, 2, u16::from_be_bytes),
         // UTF-16 without its mark: every other byte of Latin text is zero.
@@ -146,6 +151,18 @@ fn utf16(bytes: &[u8], base: usize, read: fn([u8; 2]) -> u16) -> (Cow<'_, str>, 
         let len = c.len_utf16() * 2;
         out.unit_char(c, at, at + len);
         at += len;
+    }
+    let (text, map) = out.finish();
+    (Cow::Owned(text), Some(map))
+}
+
+fn utf32(bytes: &[u8], base: usize, read: fn([u8; 4]) -> u32) -> (Cow<'_, str>, Option<SpanMap>) {
+    let mut out = Derived::with_capacity(bytes.len() / 4);
+    let mut at = base;
+    for unit in bytes.chunks(4) {
+        let c = unit.try_into().ok().and_then(|u| char::from_u32(read(u))).unwrap_or('\u{fffd}');
+        out.unit_char(c, at, at + unit.len());
+        at += unit.len();
     }
     let (text, map) = out.finish();
     (Cow::Owned(text), Some(map))
@@ -180,6 +197,18 @@ mod tests {
         let (text, map) = as_text(&marked);
         assert_eq!(text, "ignore all");
         assert_eq!(map.unwrap().back(0, 6), (2, 14));
+    }
+
+    #[test]
+    fn utf32_is_read_with_and_without_its_mark() {
+        let le: Vec<u8> = "ignore all".chars().flat_map(|c| (c as u32).to_le_bytes()).collect();
+        let be: Vec<u8> = "ignore all".chars().flat_map(|c| (c as u32).to_be_bytes()).collect();
+        assert_eq!(as_text(&le).0, "ignore all");
+        assert_eq!(as_text(&be).0, "ignore all");
+        let marked = [&[0xff, 0xfe, 0, 0][..], &le, &[1]].concat();
+        let (text, map) = as_text(&marked);
+        assert_eq!(text, "ignore all\u{fffd}");
+        assert_eq!(map.unwrap().back(0, 6), (4, 28));
     }
 
     #[test]

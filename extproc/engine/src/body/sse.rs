@@ -3,10 +3,12 @@
 //! Source: the WHATWG HTML standard, section 9.2 (server-sent events).
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::ops::Range;
 
 use super::json::{Doc, Kind};
 use crate::finding::Surface;
+use crate::message::ResponseHead;
 use crate::text::map::{Derived, SpanMap};
 
 /// Whether a stream's first bytes are those of an event stream.
@@ -16,6 +18,27 @@ pub(crate) fn sniff(head: &[u8]) -> bool {
     let line = &head[start..];
     line.starts_with(b":")
         || ["data:", "event:", "id:", "retry:"].iter().any(|f| line.starts_with(f.as_bytes()))
+}
+
+/// Whether a body is to be read as an event stream: by its declared type, by how it begins, or by a line
+/// that holds an event's JSON. Readers of events skip what they don't know, so that a stream may begin with
+/// anything; and clients of the LLM APIs read events whatever the type says.
+pub(crate) fn is_stream(declared: bool, body: &[u8]) -> bool {
+    declared
+        || sniff(body)
+        || memchr::memmem::find_iter(body, b"data:").any(|at| {
+            let line_start = at == 0 || matches!(body[at - 1], b'\n' | b'\r');
+            let rest = &body[at + 5..];
+            line_start && rest.strip_prefix(b" ").unwrap_or(rest).starts_with(b"{")
+        })
+}
+
+/// Whether a response says of itself that it is an event stream.
+pub(crate) fn declared(response: &ResponseHead) -> bool {
+    response.header("content-type").is_some_and(|t| {
+        let t = t.split(';').next().unwrap_or_default().trim();
+        t.eq_ignore_ascii_case("text/event-stream")
+    })
 }
 
 /// What may stand before the first byte of any text.
@@ -102,14 +125,30 @@ pub(crate) fn data(event: &[u8]) -> (String, SpanMap) {
 }
 
 /// Names of members whose strings are pieces of a longer text, in the streams of the LLM APIs.
-const PIECES: [&str; 8] =
-    ["content", "text", "delta", "arguments", "partial_json", "thinking", "reasoning_content", "response"];
+const PIECES: [&str; 16] = [
+    "content",
+    "text",
+    "delta",
+    "arguments",
+    "partial_json",
+    "thinking",
+    "reasoning",
+    "reasoning_content",
+    "response",
+    "refusal",
+    "completion",
+    "generated_text",
+    "generation",
+    "outputText",
+    "output",
+    "input",
+];
 
 /// The pieces of longer texts that an event's data holds.
 pub(crate) fn deltas(doc: &Doc<'_>) -> Vec<Delta> {
     let mut out = Vec::new();
     // Looking a member up reads all of its object: once for each object, however many pieces it holds.
-    let mut indices: HashMap<usize, Option<&str>> = HashMap::new();
+    let mut indices: HashMap<usize, String> = HashMap::new();
     let mut of_root: Option<String> = None;
     for id in 0..doc.len() {
         let node = doc.node(id);
@@ -119,20 +158,24 @@ pub(crate) fn deltas(doc: &Doc<'_>) -> Vec<Delta> {
         let Some(name) = doc.name(id).filter(|n| PIECES.contains(&n.as_ref())) else { continue };
         let Some((text, map)) = doc.string(id).filter(|(t, _)| !t.is_empty()) else { continue };
         let pointer = doc.pointer(id);
-        // Pieces of several texts interleave: choices, output items and tool calls carry their index.
+        // Pieces of several texts interleave: choices, output items and tool calls carry their index. Only
+        // where the API has it there: a member that its clients skip must not part what they put together.
         let mut channel = pointer.clone();
-        channel.push_str(of_root.get_or_insert_with(|| {
-            let names = ["index", "output_index", "content_index", "item_id"];
-            let indices = names.iter().filter_map(|n| doc.get(Doc::ROOT, n));
-            indices.fold(String::new(), |s, n| s + "#" + doc.raw(n))
-        }));
-        for holder in doc.ancestors(id) {
-            let index =
-                *indices.entry(holder).or_insert_with(|| doc.get(holder, "index").map(|n| doc.raw(n)));
-            if let Some(index) = index {
-                channel.push('#');
-                channel.push_str(index);
-            }
+        if !pointer.starts_with("/choices/") {
+            channel.push_str(of_root.get_or_insert_with(|| {
+                let mut all = String::new();
+                for name in ["index", "output_index", "content_index"] {
+                    index(doc, Doc::ROOT, name, &mut all);
+                }
+                all
+            }));
+        }
+        for holder in doc.ancestors(id).filter(|a| *a != Doc::ROOT) {
+            channel.push_str(indices.entry(holder).or_insert_with(|| {
+                let mut one = String::new();
+                index(doc, holder, "index", &mut one);
+                one
+            }));
         }
         let tool = matches!(&*name, "arguments" | "partial_json") || pointer.contains("tool_calls");
         let surface = if tool { Surface::ToolCall } else { Surface::ResponseBody };
@@ -145,6 +188,15 @@ pub(crate) fn deltas(doc: &Doc<'_>) -> Vec<Delta> {
         });
     }
     out
+}
+
+/// Adds an index to a channel's name. `1`, `1.0` and `"1"` are one index to a client.
+fn index(doc: &Doc<'_>, holder: usize, name: &str, channel: &mut String) {
+    if let Some(n) = doc.get(holder, name) {
+        let number = doc.raw(n).trim_matches('"').parse::<f64>();
+        let number = number.map_or_else(|_| "?".to_owned(), |n| (n + 0.0).to_string());
+        let _ = write!(channel, "#{number}");
+    }
 }
 
 #[cfg(test)]

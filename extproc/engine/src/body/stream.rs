@@ -16,6 +16,7 @@
 //! word and the next in two channels of one stream.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::Deref;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -38,8 +39,9 @@ const TAIL: usize = 1024;
 const WINDOW: usize = 64 << 10;
 /// Bytes that stay behind the window.
 const OVERLAP: usize = 4 << 10;
-/// An event's ids and comments shorter than this hold no secret and no order.
-const LEAST_OTHER: usize = 12;
+/// A name of an event may be this long (`response.function_call_arguments.delta`), a number this.
+const LONGEST_NAME: usize = 48;
+const SHORT_NUMBER: usize = 8;
 /// Channels of one stream; an honest one has a handful.
 const MOST_CHANNELS: usize = 64;
 
@@ -53,8 +55,8 @@ enum Shape {
 }
 
 /// Incremental scanning of one response with bounded hold-back.
-pub struct StreamScanner {
-    engine: Arc<Engine>,
+pub struct StreamScanner<E = Arc<Engine>> {
+    engine: E,
     request: RequestHead,
     response: ResponseHead,
     answers: Protocol,
@@ -69,13 +71,15 @@ pub struct StreamScanner {
     waiting: VecDeque<Event>,
     held: Held,
     channels: HashMap<String, Channel>,
+    /// The end of what stood beside the data of the events so far.
+    beside: Vec<u8>,
     /// Whether any byte has been forwarded.
     emitted: bool,
 }
 
-impl std::fmt::Debug for StreamScanner {
+impl<E> std::fmt::Debug for StreamScanner<E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("StreamScanner").field("held", &self.held()).finish_non_exhaustive()
+        f.debug_struct("StreamScanner").field("buffer", &self.buffer.len()).finish_non_exhaustive()
     }
 }
 
@@ -119,13 +123,8 @@ impl Channel {
     }
 }
 
-impl StreamScanner {
-    pub(crate) fn new(
-        engine: Arc<Engine>,
-        request: RequestHead,
-        response: ResponseHead,
-        answers: Protocol,
-    ) -> Self {
+impl<E: Deref<Target = Engine>> StreamScanner<E> {
+    pub(crate) fn new(engine: E, request: RequestHead, response: ResponseHead, answers: Protocol) -> Self {
         Self {
             engine,
             request,
@@ -138,8 +137,14 @@ impl StreamScanner {
             waiting: VecDeque::new(),
             held: Held::default(),
             channels: HashMap::new(),
+            beside: Vec::new(),
             emitted: false,
         }
+    }
+
+    /// A scanner of what is known to be events, whatever its first line says.
+    pub(crate) fn of_events(engine: E, request: RequestHead, response: ResponseHead) -> Self {
+        Self { shape: Shape::Events, ..Self::new(engine, request, response, Protocol::Unknown) }
     }
 
     /// Bytes held back right now.
@@ -150,7 +155,12 @@ impl StreamScanner {
     /// Takes a chunk; `end` says that it is the last. Returns what may be forwarded now.
     pub fn push(&mut self, chunk: &[u8], end: bool, now: Timestamp) -> StreamStep {
         self.buffer.extend_from_slice(chunk);
+        let mut mark: &[u8] = b"";
         if matches!(self.shape, Shape::Unknown) {
+            // White space to begin with keeps a connection alive; it decides nothing and needs no holding.
+            if !end && self.buffer.len() > MOST_HELD && self.buffer.iter().all(u8::is_ascii_whitespace) {
+                return StreamStep { emit: std::mem::take(&mut self.buffer), ..StreamStep::default() };
+            }
             let body = self.buffer.strip_prefix(sse::BOM).unwrap_or(&self.buffer);
             let start = body.iter().position(|b| !b.is_ascii_whitespace());
             // `retry:` is the longest field name; fewer bytes than that decide nothing.
@@ -158,7 +168,14 @@ impl StreamScanner {
             if !enough {
                 return StreamStep::default();
             }
-            self.shape = if sse::sniff(&self.buffer) {
+            // By the first line only: to look further would let the cut of the chunks decide. Events after
+            // something else are found by the window, or at the end.
+            self.shape = if sse::declared(&self.response) || sse::sniff(&self.buffer) {
+                // A byte order mark is no part of the first line.
+                if self.buffer.starts_with(sse::BOM) {
+                    self.buffer.drain(..sse::BOM.len());
+                    mark = sse::BOM;
+                }
                 Shape::Events
             } else if start.is_some_and(|s| matches!(body[s], b'{' | b'[')) {
                 Shape::Document
@@ -175,6 +192,9 @@ impl StreamScanner {
                 StreamStep::default()
             }
         };
+        if !mark.is_empty() {
+            step.emit.splice(0..0, mark.iter().copied());
+        }
         if step.cut.is_some() {
             self.shape = Shape::Ended;
             self.buffer = Vec::new();
@@ -222,6 +242,11 @@ impl StreamScanner {
         }
         if self.buffer.len() <= self.next {
             return StreamStep::default();
+        }
+        // Events after something else, which their readers skip.
+        if sse::is_stream(false, &self.buffer) {
+            self.shape = Shape::Events;
+            return self.events(false, now);
         }
         let (verdict, edits) =
             self.engine.response_part(&self.request, &self.response, &self.buffer, &[], now);
@@ -304,13 +329,17 @@ impl StreamScanner {
             pieces = self::pieces(&data);
         }
         // Lines that are no data (ids, names, comments) are read by somebody too.
+        // What they held before is read again with them: to a reader of plain text it is one text.
         let rest = other_lines(&bytes);
-        if rest.len() > LEAST_OTHER {
-            let (verdict, _) = self.engine.response_part(&self.request, &self.response, &rest, &[], now);
+        if !rest.is_empty() {
+            self.beside.extend_from_slice(&rest);
+            let rest = &self.beside;
+            let (verdict, _) = self.engine.response_part(&self.request, &self.response, rest, &[], now);
             if verdict.decision >= Decision::Redact {
                 return Some(verdict.unredactable());
             }
             note(step, verdict);
+            self.beside.drain(..self.beside.len().saturating_sub(TAIL));
         }
         if self.channels.len() + pieces.len() > MOST_CHANNELS {
             // An answer of many blocks opens one channel after the other; those that nothing waits for any
@@ -336,9 +365,17 @@ impl StreamScanner {
             event.pieces.push(Piece { delta, start, cuts: Vec::new() });
         }
         self.held.bytes += event.bytes.len();
-        self.held.text += event.text();
-        self.held.ends += usize::from(event.ends());
-        self.waiting.push_back(event);
+        match self.waiting.back_mut() {
+            // Comments wait with the event before them: many small ones must not cost more than their bytes.
+            Some(last) if event.pieces.is_empty() && is_comment(&event.bytes) => {
+                last.bytes.append(&mut event.bytes);
+            }
+            _ => {
+                self.held.text += event.text();
+                self.held.ends += usize::from(event.ends());
+                self.waiting.push_back(event);
+            }
+        }
         for (name, surface, from) in grown {
             if let Some(refused) = self.channel(&name, surface, from, step, now) {
                 return Some(refused);
@@ -517,17 +554,20 @@ fn with_data(event: &[u8], data: &[u8]) -> Vec<u8> {
     out
 }
 
-/// What an event holds besides its data and its name (`event: content_block_delta`).
+/// What an event holds besides its data, save what can hold no text: names of events, and numbers.
 fn other_lines(event: &[u8]) -> Vec<u8> {
-    lines(event).filter(|l| sse::data_line(l).is_none() && !is_name(l)).flatten().copied().collect()
-}
-
-/// A name of an event as every API gives one: a few lower-case words.
-fn is_name(line: &[u8]) -> bool {
-    line.len() <= 64
-        && line.strip_prefix(b"event:").is_some_and(|n| {
-            n.trim_ascii().iter().all(|b| b.is_ascii_lowercase() || matches!(b, b'_' | b'.'))
-        })
+    let dull = |line: &[u8]| {
+        let line = line.trim_ascii();
+        if let Some(name) = line.strip_prefix(b"event:") {
+            let name = name.trim_ascii();
+            return name.len() <= LONGEST_NAME
+                && name.iter().all(|b| b.is_ascii_lowercase() || b"._-".contains(b));
+        }
+        let number = [&b"id:"[..], b"retry:", b":"].iter().find_map(|f| line.strip_prefix(*f));
+        let number = number.unwrap_or(line).trim_ascii();
+        number.len() <= SHORT_NUMBER && number.iter().all(u8::is_ascii_digit)
+    };
+    lines(event).filter(|l| sse::data_line(l).is_none() && !dull(l)).flatten().copied().collect()
 }
 
 fn lines(event: &[u8]) -> impl Iterator<Item = &[u8]> {

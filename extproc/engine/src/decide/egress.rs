@@ -16,7 +16,7 @@ fn matches(rule: &EgressRule, head: &RequestHead) -> bool {
     rule.hosts.iter().any(|h| host_matches(h, &head.host))
         && (rule.ports.is_empty() || rule.ports.contains(&head.port))
         && (rule.methods.is_empty() || rule.methods.contains(&head.method))
-        && (rule.paths.is_empty() || rule.paths.iter().any(|p| path_matches(p, &head.path)))
+        && (rule.paths.is_empty() || rule.paths.iter().any(|p| path_matches(p, &head.path, rule.action)))
 }
 
 fn host_matches(pattern: &str, host: &str) -> bool {
@@ -29,16 +29,18 @@ fn host_matches(pattern: &str, host: &str) -> bool {
     }
 }
 
-/// Paths are compared without their query. A path that could mean another one upstream (encoded slashes
-/// or dots, backslashes, `..`) matches no pattern, so that it falls to the default.
-fn path_matches(pattern: &str, path: &str) -> bool {
+/// Paths are compared without their query. A path that could mean another one upstream (encoded letters,
+/// slashes or dots, backslashes, `..`) may be any path: it matches every pattern that denies and none that
+/// allows.
+fn path_matches(pattern: &str, path: &str, action: EgressAction) -> bool {
     let path = path.split(['?', '#']).next().unwrap_or_default();
     let lower = path.to_ascii_lowercase();
-    let ambiguous = ["%2f", "%5c", "%2e", "\\", "/../", "/./", "//", ";"].iter().any(|s| lower.contains(s))
+    let ambiguous = encodes_plain(path)
+        || ["%2f", "%5c", "%2e", "\\", "/../", "/./", "//", ";"].iter().any(|s| lower.contains(s))
         || lower.ends_with("/..")
         || lower.ends_with("/.");
     if ambiguous && pattern != "/*" {
-        return false;
+        return action == EgressAction::Deny;
     }
     match pattern.strip_suffix('*') {
         Some(prefix) => path.starts_with(prefix),
@@ -46,9 +48,30 @@ fn path_matches(pattern: &str, path: &str) -> bool {
     }
 }
 
+/// Whether a character that never needs it is percent-encoded.
+fn encodes_plain(path: &str) -> bool {
+    path.as_bytes().windows(3).filter(|w| w[0] == b'%').any(|w| {
+        let code = std::str::from_utf8(&w[1..]).ok().and_then(|h| u8::from_str_radix(h, 16).ok());
+        code.is_some_and(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'~' | b'%'))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn path_matches(pattern: &str, path: &str) -> bool {
+        super::path_matches(pattern, path, EgressAction::Allow)
+    }
+
+    #[test]
+    fn an_ambiguous_path_matches_what_denies() {
+        for p in ["//admin/x", "/%61dmin/x", "/a/../admin", "/x/..;/admin", "/%2561dmin"] {
+            assert!(super::path_matches("/admin/*", p, EgressAction::Deny), "{p}");
+            assert!(!path_matches("/admin/*", p), "{p}");
+        }
+        assert!(!super::path_matches("/admin/*", "/docs/a%20b", EgressAction::Deny));
+    }
 
     #[test]
     fn a_wildcard_means_names_below_and_not_the_name_itself() {

@@ -174,11 +174,27 @@ impl Engine {
         body: &[u8],
         now: Timestamp,
     ) -> BodyVerdict {
-        let mut scanner = StreamScanner::of_events(self, request.clone(), response.clone());
-        let step = scanner.push(body, true, now);
-        let verdict = step.verdict.unwrap_or_default();
-        let rewritten = (verdict.decision == Decision::Redact).then_some(step.emit);
-        BodyVerdict { verdict, rewritten, protocol: Protocol::Unknown }
+        let read = |bytes: &[u8]| {
+            let mut scanner = StreamScanner::of_events(self, request.clone(), response.clone());
+            let step = scanner.push(bytes, true, now);
+            (step.verdict.unwrap_or_default(), step.emit)
+        };
+        let (verdict, mut rewritten) = read(body);
+        if verdict.decision != Decision::Redact {
+            return BodyVerdict { verdict, rewritten: None, protocol: Protocol::Unknown };
+        }
+        // As in `settled`.
+        for _ in 0..MOST_CUTS {
+            let (again, bytes) = read(&rewritten);
+            match again.decision {
+                Decision::Allow | Decision::Flag => {
+                    return BodyVerdict { verdict, rewritten: Some(rewritten), protocol: Protocol::Unknown };
+                }
+                Decision::Redact => rewritten = bytes,
+                Decision::Hold | Decision::Block => break,
+            }
+        }
+        BodyVerdict { verdict: verdict.unredactable(), rewritten: None, protocol: Protocol::Unknown }
     }
 
     /// Documents that follow each other (lines, an array) may hold a text in pieces, as events do. What is

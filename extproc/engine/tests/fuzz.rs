@@ -79,7 +79,10 @@ fn check_body(body: &[u8], judge: impl Fn(&[u8]) -> BodyVerdict) -> Result<(), S
     if let Some(text) =
         std::str::from_utf8(body).ok().filter(|t| !events && !t.as_bytes().iter().take(2).any(|b| *b == 0))
     {
-        check_places(text, &judged.verdict.findings)?;
+        // Nor does serde_json, which this check asks for the leaves, read what is taken beyond the standard.
+        if !["\\ud", "\\uD", "NaN", "Infinity"].iter().any(|w| text.contains(w)) {
+            check_places(text, &judged.verdict.findings)?;
+        }
     }
     let redacts = judged.verdict.decision == Decision::Redact;
     ensure(redacts == judged.rewritten.is_some(), || "rewritten without a redaction, or the reverse".into())?;

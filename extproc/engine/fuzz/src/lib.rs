@@ -11,7 +11,7 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `SALLYPORT_FUZZ_SECONDS` | how long each target runs, default 3 |
+//! | `SALLYPORT_FUZZ_SECONDS` | how long each target runs; without it, a fixed number of cases |
 //! | `SALLYPORT_FUZZ_SEED` | where the cases start; a fixed number by default, so that `cargo test` does not fail today for what passed yesterday |
 //! | `SALLYPORT_FUZZ_CASE` | run this one case only, as a failure prints it |
 //!
@@ -27,6 +27,8 @@ use std::time::{Duration, Instant};
 
 pub use mutate::{Rng, mutate};
 
+/// Cases of each target where no time is given: some seconds without optimisation.
+const CASES: u64 = 600;
 /// How long a failing input is made smaller before it is reported.
 const MINIMISE: Duration = Duration::from_secs(5);
 /// Breaks up tokens in the corpus so that secret scanners leave this repository alone; as in packs.
@@ -62,7 +64,7 @@ pub fn unsplit(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Runs `check` on every seed and then on bent ones, until the time is over. `check` returns what is wrong;
+/// Runs `check` on every seed and then on bent ones: [`CASES`], or for `SALLYPORT_FUZZ_SECONDS`. `check` returns what is wrong;
 /// a panic in it is a failure too.
 ///
 /// # Panics
@@ -75,10 +77,11 @@ pub fn fuzz(name: &str, seeds: &[Vec<u8>], words: &[Vec<u8>], check: impl Fn(&[u
         one(name, i as u64, seed, &check);
     }
     let first = variable("SALLYPORT_FUZZ_SEED").unwrap_or(0);
-    let time = Duration::from_secs(variable("SALLYPORT_FUZZ_SECONDS").unwrap_or(3));
+    // Without a time, a fixed number of cases: then a test that passed passes again.
+    let time = variable("SALLYPORT_FUZZ_SECONDS").map(Duration::from_secs);
     let start = Instant::now();
     let mut cases = 0u64;
-    while start.elapsed() < time {
+    while time.map_or(cases < CASES, |t| start.elapsed() < t) {
         // Cases of neighbouring seeds must not be each other's.
         let case = Rng::new(first.wrapping_add(cases << 32)).next();
         one(name, case, &mutate(&mut Rng::new(case), seeds, words), &check);

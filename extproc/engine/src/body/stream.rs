@@ -367,7 +367,9 @@ impl<E: Deref<Target = Engine>> StreamScanner<E> {
         self.held.bytes += event.bytes.len();
         match self.waiting.back_mut() {
             // Comments wait with the event before them: many small ones must not cost more than their bytes.
-            Some(last) if event.pieces.is_empty() && is_comment(&event.bytes) => {
+            Some(last)
+                if event.pieces.is_empty() && is_comment(&event.bytes) && last.bytes.len() < OVERLAP =>
+            {
                 last.bytes.append(&mut event.bytes);
             }
             _ => {

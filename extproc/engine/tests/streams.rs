@@ -337,3 +337,21 @@ fn a_finding_without_an_end_is_refused_at_the_cap() {
     assert!(out.cut.is_some() && out.text.is_empty());
     assert!(out.held <= (1 << 20) + 16_384, "held {}", out.held);
 }
+
+#[test]
+fn a_long_download_in_utf16_is_read_to_its_end() {
+    // Text without a zero byte: only the mark at its start says what it is.
+    let text = format!("\u{feff}{} {} {}", "日本語".repeat(20_000), key(), "日本語".repeat(20_000));
+    for order in [u16::to_le_bytes, u16::to_be_bytes] {
+        let body: Vec<u8> = text.encode_utf16().flat_map(order).collect();
+        for size in [999, 4096] {
+            let mut scanner = engine().response_stream(
+                &RequestHead::default(),
+                &ResponseHead::default(),
+                &Protocol::Unknown,
+            );
+            let cut = body.chunks(size).any(|c| scanner.push(c, false, Timestamp::UNIX_EPOCH).cut.is_some());
+            assert!(cut, "chunks of {size}");
+        }
+    }
+}

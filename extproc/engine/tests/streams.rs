@@ -366,3 +366,21 @@ fn a_key_in_two_events_of_one_body_is_found() {
     let judged = engine().response_body(&request, &response, lines.as_bytes(), Timestamp::UNIX_EPOCH);
     assert_eq!(judged.verdict.decision, Decision::Block);
 }
+
+#[test]
+fn a_long_download_in_utf16_is_read_to_its_end() {
+    // Text without a zero byte: only the mark at its start says what it is.
+    let text = format!("\u{feff}{} {} {}", "日本語".repeat(20_000), key(), "日本語".repeat(20_000));
+    for order in [u16::to_le_bytes, u16::to_be_bytes] {
+        let body: Vec<u8> = text.encode_utf16().flat_map(order).collect();
+        for size in [999, 4096] {
+            let mut scanner = engine().response_stream(
+                &RequestHead::default(),
+                &ResponseHead::default(),
+                &Protocol::Unknown,
+            );
+            let cut = body.chunks(size).any(|c| scanner.push(c, false, Timestamp::UNIX_EPOCH).cut.is_some());
+            assert!(cut, "chunks of {size}");
+        }
+    }
+}

@@ -108,11 +108,19 @@ impl<'a> Segment<'a> {
 /// Whether a body is UTF-16. A placeholder is ASCII and would shift what stands behind it, so nothing is cut
 /// out of such a body.
 pub(crate) fn is_utf16(body: &[u8]) -> bool {
+    utf16_mark(body).is_some()
+}
+
+/// The byte order mark of a body in UTF-16, whether it stands there or not.
+pub(crate) fn utf16_mark(body: &[u8]) -> Option<[u8; 2]> {
+    const LITTLE: [u8; 2] = [0xff, 0xfe];
+    const BIG: [u8; 2] = [0xfe, 0xff];
     match body {
-        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => true,
-        [0, b, ..] if *b != 0 => half_zero(body, 0),
-        [b, 0, ..] if *b != 0 => half_zero(body, 1),
-        _ => false,
+        [0xff, 0xfe, ..] => Some(LITTLE),
+        [0xfe, 0xff, ..] => Some(BIG),
+        [0, b, ..] if *b != 0 && half_zero(body, 0) => Some(BIG),
+        [b, 0, ..] if *b != 0 && half_zero(body, 1) => Some(LITTLE),
+        _ => None,
     }
 }
 

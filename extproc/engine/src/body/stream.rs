@@ -15,6 +15,7 @@
 //! What is not guaranteed: a pattern wider than [`OVERLAP`] that crosses windows, or one split between a
 //! word and the next in two channels of one stream.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use jiff::Timestamp;
 
 use super::json::Doc;
 use super::redact::{self, placeholder};
+use super::segment::utf16_mark;
 use super::sse::{self, Delta};
 use crate::engine::Engine;
 use crate::finding::{Category, Surface};
@@ -65,6 +67,8 @@ pub struct StreamScanner<E = Arc<Engine>> {
     buffer: Vec<u8>,
     /// Up to where `buffer` holds no end of an event.
     cursor: sse::Cursor,
+    /// The mark of a body in UTF-16. Only its start shows what it is, and windows of it have none.
+    mark: Option<[u8; 2]>,
     /// For bodies of unknown shape: how long `buffer` has to be before it is looked at again.
     next: usize,
     /// Events that wait for the end of a word.
@@ -133,6 +137,7 @@ impl<E: Deref<Target = Engine>> StreamScanner<E> {
             shape: Shape::Unknown,
             buffer: Vec::new(),
             cursor: sse::Cursor::default(),
+            mark: None,
             next: WINDOW,
             waiting: VecDeque::new(),
             held: Held::default(),
@@ -225,10 +230,19 @@ impl<E: Deref<Target = Engine>> StreamScanner<E> {
         self.whole(now)
     }
 
+    /// The bytes that are held, as they are read: in UTF-16 with a mark before them, where it has gone out
+    /// already. Nothing is cut out of UTF-16, so no place has to be led back.
+    fn window(&self) -> Cow<'_, [u8]> {
+        match self.mark {
+            Some(mark) if self.emitted => Cow::Owned([&mark, &self.buffer[..]].concat()),
+            _ => Cow::Borrowed(&self.buffer),
+        }
+    }
+
     /// The rest of the body, judged as a body.
     fn whole(&mut self, now: Timestamp) -> StreamStep {
+        let mut judged = self.engine.response_body(&self.request, &self.response, &self.window(), now);
         let body = std::mem::take(&mut self.buffer);
-        let mut judged = self.engine.response_body(&self.request, &self.response, &body, now);
         if judged.verdict.decision.refuses() {
             return self.refuse(judged.verdict);
         }
@@ -248,8 +262,11 @@ impl<E: Deref<Target = Engine>> StreamScanner<E> {
             self.shape = Shape::Events;
             return self.events(false, now);
         }
+        if !self.emitted {
+            self.mark = utf16_mark(&self.buffer);
+        }
         let (verdict, edits) =
-            self.engine.response_part(&self.request, &self.response, &self.buffer, &[], now);
+            self.engine.response_part(&self.request, &self.response, &self.window(), &[], now);
         if verdict.decision.refuses() {
             return self.refuse(verdict);
         }
@@ -262,6 +279,9 @@ impl<E: Deref<Target = Engine>> StreamScanner<E> {
         let inside = self.buffer[..=keep].iter().rev().take(4).take_while(|b| **b & 0xc0 == 0x80).count();
         if inside < 4 {
             keep = keep.saturating_sub(inside);
+        }
+        if self.mark.is_some() {
+            keep &= !1;
         }
         // One finding that goes on and on keeps everything behind it: it ends where a document would.
         if keep == 0 && self.buffer.len() > self.cap().max(2 * WINDOW) {

@@ -413,3 +413,14 @@ fn shipped_categories() -> std::collections::BTreeSet<&'static str> {
     let rules = sallyport_engine::rules::shipped().unwrap().iter().flat_map(|p| &p.rules);
     rules.map(|r| r.category.as_str()).collect()
 }
+
+#[test]
+fn what_only_begins_like_utf16_or_utf32_is_read_as_it_stands_too() {
+    let e = engine("");
+    let wide: Vec<u8> = "harmless ".repeat(30).encode_utf16().flat_map(u16::to_le_bytes).collect();
+    for before in [&b"x\0\0\0"[..], b"\0\0\0x ", b"\xff\xfe", b"\0\0\xfe\xff", &wide] {
+        let body = [before, ORDER.as_bytes()].concat();
+        let v = e.response_body(&head(), &ResponseHead::default(), &body, now()).verdict;
+        assert_eq!(v.decision, Decision::Block, "{:?}", &before[..4.min(before.len())]);
+    }
+}

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 
 use super::json::{Doc, JsonError, Kind};
-use super::segment::{Origin, Place, Role, Segment, as_text, is_utf16};
+use super::segment::{Origin, Place, Role, Segment, as_text, is_wide};
 use crate::finding::Surface;
 use crate::rules::Scanner;
 use crate::text::map::SpanMap;
@@ -77,13 +77,16 @@ struct Mark {
 pub(crate) struct Body<'a> {
     text: Cow<'a, str>,
     map: Option<SpanMap>,
-    utf16: bool,
+    /// The bytes as they would be read if they are not the UTF-16 or UTF-32 that they look like: what begins
+    /// with a few zeros may be anything.
+    narrow: Option<String>,
 }
 
 impl<'a> Body<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         let (text, map) = as_text(bytes);
-        Self { text, map, utf16: is_utf16(bytes) }
+        let narrow = is_wide(bytes).then(|| String::from_utf8_lossy(bytes).into_owned());
+        Self { text, map, narrow }
     }
     pub(crate) fn text(&self) -> &str {
         &self.text
@@ -92,6 +95,20 @@ impl<'a> Body<'a> {
 
 /// Takes a body apart. `default` is the surface of texts that no protocol gives a better one.
 pub(crate) fn extract<'a>(body: &'a Body<'_>, direction: Direction, default: Surface) -> Extracted<'a> {
+    let mut out = read(body, direction, default);
+    if let Some(text) = &body.narrow {
+        out.segments.push(Segment {
+            surface: default,
+            role: Role::None,
+            place: Place::Whole,
+            text: Cow::Borrowed(text),
+            origin: Origin::Elsewhere,
+        });
+    }
+    out
+}
+
+fn read<'a>(body: &'a Body<'_>, direction: Direction, default: Surface) -> Extracted<'a> {
     let mut out = Extracted::default();
     let text = body.text();
     let trimmed = text.trim_start_matches('\u{feff}').trim_start();
@@ -134,7 +151,7 @@ pub(crate) fn extract<'a>(body: &'a Body<'_>, direction: Direction, default: Sur
         role: Role::None,
         place: Place::Whole,
         text: Cow::Borrowed(text),
-        origin: if body.utf16 {
+        origin: if body.narrow.is_some() {
             Origin::Elsewhere
         } else {
             Origin::Body { at: 0, map: body.map.clone(), bare: false }

@@ -105,10 +105,15 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// Whether a body is UTF-16. A placeholder is ASCII and would shift what stands behind it, so nothing is cut
-/// out of such a body.
-pub(crate) fn is_utf16(body: &[u8]) -> bool {
+/// Whether [`as_text`] reads a body as UTF-16 or UTF-32. A placeholder is ASCII and would shift what stands
+/// behind it, so nothing is cut out of such a body.
+pub(crate) fn is_wide(body: &[u8]) -> bool {
     utf16_mark(body).is_some()
+        || match body {
+            [0, 0, 0xfe, 0xff, ..] => true,
+            [0, 0, 0, b, ..] | [b, 0, 0, 0, ..] => *b != 0 && body.len() >= 8,
+            _ => false,
+        }
 }
 
 /// The byte order mark of a body in UTF-16, whether it stands there or not.

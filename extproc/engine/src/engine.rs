@@ -157,13 +157,17 @@ impl Engine {
             return self.events(request, response, body, now);
         }
         let frame = Self::response_frame(request, response, now);
-        let mut judged = self.body(&frame, Surface::ResponseBody, body);
-        if !judged.verdict.decision.refuses()
-            && let Some(refused) = self.pieces(&frame, body)
-        {
-            judged = BodyVerdict { verdict: refused, rewritten: None, ..judged };
+        let judged = self.body(&frame, Surface::ResponseBody, body);
+        if judged.verdict.decision.refuses() {
+            return judged;
         }
-        judged
+        // As it came, and as it would leave: a cut lays bare what stands beside it here too.
+        let forms = [Some(body), judged.rewritten.as_deref()];
+        let refused = forms.into_iter().flatten().find_map(|form| self.pieces(&frame, form));
+        match refused {
+            Some(verdict) => BodyVerdict { verdict, rewritten: None, ..judged },
+            None => judged,
+        }
     }
 
     /// Events that came as one body: read as the stream they are, or texts split over them would be missed.

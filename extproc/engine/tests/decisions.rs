@@ -387,6 +387,19 @@ fn what_a_cut_lays_bare_is_cut_out_too() {
 }
 
 #[test]
+fn what_a_cut_lays_bare_in_the_next_line_is_refused() {
+    let signature = "Zx81kQpL0vRt72MnBc45".repeat(5);
+    let key = key();
+    let lines = [
+        format!("see https://a.test/x?sv=2024-01-01&sr=b&sig={}", &signature[..90]),
+        key[..9].into(),
+        key[9..].into(),
+    ];
+    let body = lines.map(|l| format!("{{\"response\":\"{l}\"}}\n")).concat();
+    assert_eq!(response(&engine(""), &body).verdict.decision, Decision::Block);
+}
+
+#[test]
 fn a_string_or_number_alone_stays_json_when_something_is_cut_out() {
     let e = engine("");
     for body in [format!("\"a \\\"quoted\\\" key {} \\n\"", key()), "4111111111111111".to_owned()] {

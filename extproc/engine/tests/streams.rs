@@ -384,3 +384,13 @@ fn a_long_download_in_utf16_is_read_to_its_end() {
         }
     }
 }
+
+#[test]
+fn a_comment_behind_an_empty_line_is_no_end() {
+    let long = delta(0, &format!("{} unfinished", "x".repeat(5000)));
+    let body = [long.as_str(), "\n", ": x\n\n", ": y\n\n", &delta(0, " word "), "data: [DONE]\n\n"].concat();
+    for size in [1, 100, 100_000] {
+        let out = run(body.as_bytes(), size, &Protocol::Chat);
+        assert_eq!((out.text.as_str(), out.cut), (body.as_str(), None), "chunks of {size}");
+    }
+}

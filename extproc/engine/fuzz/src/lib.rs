@@ -64,7 +64,7 @@ pub fn unsplit(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Runs `check` on every seed and then on bent ones: [`CASES`], or for `SALLYPORT_FUZZ_SECONDS`. `check` returns what is wrong;
+/// Runs `check` on every seed and then on bent ones: a fixed number of cases, or for `SALLYPORT_FUZZ_SECONDS`. `check` returns what is wrong;
 /// a panic in it is a failure too.
 ///
 /// # Panics

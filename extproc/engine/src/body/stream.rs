@@ -92,6 +92,8 @@ struct Event {
     /// From its data back to its bytes.
     map: SpanMap,
     pieces: Vec<Piece>,
+    /// Whether it says that the texts before it are over. Kept, because comments may be added to its bytes.
+    ends: bool,
 }
 
 /// Sums over the events that wait: counting them anew for each would cost the square of their number.
@@ -373,7 +375,8 @@ impl<E: Deref<Target = Engine>> StreamScanner<E> {
                 return Some(TransportFailure::ProtocolError.verdict());
             }
         }
-        let mut event = Event { bytes, map, pieces: Vec::new() };
+        let ends = pieces.is_empty() && !is_comment(&bytes);
+        let mut event = Event { bytes, map, pieces: Vec::new(), ends };
         let mut grown: Vec<(String, Surface, usize)> = Vec::new();
         for delta in pieces {
             let channel = self.channels.entry(delta.channel.clone()).or_default();
@@ -394,7 +397,7 @@ impl<E: Deref<Target = Engine>> StreamScanner<E> {
             }
             _ => {
                 self.held.text += event.text();
-                self.held.ends += usize::from(event.ends());
+                self.held.ends += usize::from(event.ends);
                 self.waiting.push_back(event);
             }
         }
@@ -496,7 +499,7 @@ impl<E: Deref<Target = Engine>> StreamScanner<E> {
             if let Some(event) = self.waiting.pop_front() {
                 self.held.bytes -= event.bytes.len();
                 self.held.text -= event.text();
-                self.held.ends -= usize::from(event.ends());
+                self.held.ends -= usize::from(event.ends);
                 out.extend_from_slice(&event.finish());
             }
         }
@@ -531,11 +534,6 @@ impl Event {
     /// Bytes of the texts that it holds pieces of.
     fn text(&self) -> usize {
         self.pieces.iter().map(|p| p.delta.text.len()).sum()
-    }
-
-    /// Whether it says that the texts before it are over.
-    fn ends(&self) -> bool {
-        self.pieces.is_empty() && !is_comment(&self.bytes)
     }
 
     fn finish(mut self) -> Vec<u8> {

@@ -59,7 +59,7 @@ pub(crate) struct Args {
     /// Port of the HTTP proxy
     #[arg(long, value_name = "PORT", default_value_t = 15001, value_parser = clap::value_parser!(u16).range(1..))]
     proxy_port: u16,
-    /// Let http://127.0.0.1:PORT stand for an upstream, such as 15002=https://api.openai.com; repeatable
+    /// Let `http://127.0.0.1:PORT` stand for an upstream, such as `15002=https://api.openai.com`; repeatable
     #[arg(long = "base-url", value_name = "PORT=URL", value_parser = base_url)]
     base_urls: Vec<BaseUrl>,
     /// Address of the HTTP proxy; base URLs are on 127.0.0.1 always

@@ -7,13 +7,21 @@
 //! This crate knows types and loading. What a policy *means* is the engine's business.
 
 mod load;
+pub mod names;
 mod policy;
+#[cfg(feature = "kube")]
+mod status;
 
 pub use load::{LoadError, load_policy};
+#[cfg(feature = "kube")]
+pub use policy::AgentPolicyObject;
 pub use policy::{
-    AgentPolicy, AgentPolicySpec, Cedar, DefaultAction, Detection, Egress, EgressAction, EgressRule,
-    Exception, FailurePolicy, Limits, Metadata, Mode, OverrideAction, RuleOverride,
+    AgentPolicy, AgentPolicySpec, Capacity, Capture, CaptureMode, Cedar, DefaultAction, Detection, Egress,
+    EgressAction, EgressRule, Exception, FailurePolicy, Isolation, LabelOperator, LabelRequirement, Limits,
+    Metadata, Mode, OverrideAction, RuleOverride, Selector,
 };
+#[cfg(feature = "kube")]
+pub use status::{AgentPolicyStatus, CapacityStatus};
 
 /// The API group and version of every kind in this crate.
 pub const API_VERSION: &str = "sallyport.dev/v1alpha1";

@@ -39,11 +39,29 @@ pub struct Metadata {
 /// The wanted behaviour.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[cfg_attr(
+    feature = "kube",
+    derive(kube::CustomResource, schemars::JsonSchema),
+    kube(
+        group = "sallyport.dev",
+        version = "v1alpha1",
+        kind = "AgentPolicy",
+        root = "AgentPolicyObject",
+        namespaced,
+        shortname = "ap",
+        category = "sallyport",
+        status = "crate::AgentPolicyStatus",
+    )
+)]
 pub struct AgentPolicySpec {
+    /// Which pods of the namespace the policy is for; empty means every guarded pod. Pod.
+    pub selector: Selector,
     /// Whether decisions are carried out (`Enforce`) or only recorded (`Observe`). Hot.
     pub mode: Mode,
     /// What Envoy does with a message while the filter can't answer. Listener.
     pub failure_policy: FailurePolicy,
+    /// How the pod's connections reach the sidecar. Pod.
+    pub capture: Capture,
     /// Which destinations the agent may call. Hot.
     pub egress: Egress,
     /// Which rules look at the traffic. Hot.
@@ -54,10 +72,142 @@ pub struct AgentPolicySpec {
     pub exceptions: Vec<Exception>,
     /// Bounds on what is held and inspected. `maxBodyBytes`: Listener.
     pub limits: Limits,
+    /// What the agent's containers may be. Pod.
+    pub isolation: Isolation,
+    /// The load to size the sidecar for. Pod.
+    pub capacity: Capacity,
+}
+
+/// Chooses pods by their labels, as a Kubernetes LabelSelector does; every condition must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Selector {
+    /// Labels that must be there with these values.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub match_labels: BTreeMap<String, String>,
+    /// Conditions on labels.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub match_expressions: Vec<LabelRequirement>,
+}
+
+/// A condition on one label.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LabelRequirement {
+    /// The label.
+    pub key: String,
+    /// What must hold for it.
+    pub operator: LabelOperator,
+    /// Values for `In` and `NotIn`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub values: Vec<String>,
+}
+
+/// What must hold for a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
+pub enum LabelOperator {
+    /// It has one of the values.
+    In,
+    /// It is not there, or has none of the values.
+    NotIn,
+    /// It is there.
+    Exists,
+    /// It is not there.
+    DoesNotExist,
+}
+
+impl Selector {
+    /// Whether a pod with these labels is chosen.
+    pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+        let given = self.match_labels.iter().all(|(k, v)| labels.get(k) == Some(v));
+        given
+            && self.match_expressions.iter().all(|r| {
+                let value = labels.get(&r.key);
+                match r.operator {
+                    LabelOperator::In => value.is_some_and(|v| r.values.contains(v)),
+                    LabelOperator::NotIn => value.is_none_or(|v| !r.values.contains(v)),
+                    LabelOperator::Exists => value.is_some(),
+                    LabelOperator::DoesNotExist => value.is_none(),
+                }
+            })
+    }
+}
+
+/// How the pod's connections reach the sidecar.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Capture {
+    /// By which means.
+    pub mode: CaptureMode,
+    /// Networks whose connections go past the sidecar, uninspected. Only the policy can say so.
+    #[serde(rename = "excludeCIDRs", skip_serializing_if = "Vec::is_empty")]
+    pub exclude_cidrs: Vec<String>,
+    /// TCP ports whose connections go past the sidecar, uninspected.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub exclude_ports: Vec<u16>,
+}
+
+/// By which means connections reach the sidecar.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
+pub enum CaptureMode {
+    /// An init container with NET_ADMIN writes rules into the pod's network namespace.
+    #[default]
+    Init,
+    /// The agent is told by `HTTP_PROXY`; advisory, because nothing forces it.
+    Explicit,
+}
+
+/// What the agent's containers may be.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Isolation {
+    /// The RuntimeClass that guarded pods must have; set where the pod names none. Empty: not looked at.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub runtime_class: String,
+    /// Linux capabilities that the agent's containers may add; everything else is dropped.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub allow_capabilities: Vec<String>,
+    /// Whether the agent's containers may run as root.
+    pub allow_root: bool,
+    /// Whether the agent's containers get a read-only root file system.
+    pub read_only_root: bool,
+}
+
+/// The load to size the sidecar for.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Capacity {
+    /// Calls per second that one pod makes at its busiest.
+    pub requests_per_second: u32,
+    /// The 95th percentile of its requests' bodies, a quantity in bytes such as `8Ki`.
+    pub request_body_p95: String,
+    /// The 95th percentile of its responses' bodies.
+    pub response_body_p95: String,
+    /// What is added to the computed need, in percent.
+    pub headroom_percent: u32,
+}
+
+impl Default for Capacity {
+    fn default() -> Self {
+        Self {
+            requests_per_second: 50,
+            request_body_p95: "8Ki".into(),
+            response_body_p95: "16Ki".into(),
+            headroom_percent: 30,
+        }
+    }
 }
 
 /// Whether decisions are carried out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 pub enum Mode {
     /// Decisions are carried out.
     #[default]
@@ -68,6 +218,7 @@ pub enum Mode {
 
 /// What happens to a message while the filter can't answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 pub enum FailurePolicy {
     /// It is refused.
     #[default]
@@ -78,6 +229,7 @@ pub enum FailurePolicy {
 
 /// Which destinations an agent may call.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Egress {
     /// What holds for a destination that no rule names.
@@ -88,6 +240,7 @@ pub struct Egress {
 
 /// What holds where no rule matches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 pub enum DefaultAction {
     /// Refused. A policy that says nothing about egress denies all of it.
     #[default]
@@ -98,6 +251,7 @@ pub enum DefaultAction {
 
 /// One egress rule; every condition it states must hold.
 #[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EgressRule {
     /// Host names. `*.example.com` matches every name below `example.com`, not the name itself.
@@ -117,6 +271,7 @@ pub struct EgressRule {
 
 /// What an egress rule does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 pub enum EgressAction {
     /// The call goes on to inspection.
     Allow,
@@ -126,6 +281,7 @@ pub enum EgressAction {
 
 /// Which rules look at the traffic.
 #[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[derive(Default)]
 pub struct Detection {
@@ -137,6 +293,7 @@ pub struct Detection {
 
 /// A rule's action, set by hand.
 #[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RuleOverride {
     /// The rule's id, for example `SLP-SEC-0001`.
@@ -147,6 +304,7 @@ pub struct RuleOverride {
 
 /// The actions an override may set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 pub enum OverrideAction {
     /// The finding is recorded and nothing else.
     Allow,
@@ -162,6 +320,7 @@ pub enum OverrideAction {
 
 /// Cedar of the namespace's own.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Cedar {
     /// `forbid` policies, each with an `@id` and an `@action`, validated against the shipped schema.
@@ -170,11 +329,13 @@ pub struct Cedar {
 
 /// A named exception with an end.
 #[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Exception {
     /// A rule's id, the word `egress`, or a name that the policy's own Cedar reads.
     pub id: String,
     /// The instant from which it holds no longer (RFC 3339).
+    #[cfg_attr(feature = "kube", schemars(with = "String"))]
     pub until: Timestamp,
     /// Why it exists, for the reader of the audit.
     pub reason: String,
@@ -182,6 +343,7 @@ pub struct Exception {
 
 /// Bounds on what is held and inspected.
 #[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Limits {
     /// The largest body, in bytes, that is held for inspection; a larger one is refused with 413.

@@ -40,6 +40,12 @@ fn passed(answer: Answer) {
     assert_eq!(answer.expect_status(200).json()["length"], 7);
 }
 
+/// It came because the timeout was over. Envoy's clock for timers ticks once a loop, and the client's starts
+/// after Envoy's: a few milliseconds less than the timeout are the timeout.
+fn waited(answer: &Answer) {
+    assert!(answer.took + TIMEOUT / 10 >= TIMEOUT && answer.took < DEADLINE, "{:?}", answer.took);
+}
+
 #[test]
 fn a_killed_filter_refuses_when_closed() {
     let mut rig = closed();
@@ -79,7 +85,7 @@ fn a_stopped_filter_refuses_after_the_message_timeout_when_closed() {
     let rig = closed();
     rig.signal_filter(Signal::STOP);
     let answer = call(&rig, "");
-    assert!(answer.took >= TIMEOUT && answer.took < DEADLINE, "{:?}", answer.took);
+    waited(&answer);
     refused(&rig, answer, 504);
     rig.signal_filter(Signal::CONT);
     passed(call(&rig, ""));
@@ -90,7 +96,7 @@ fn a_stopped_filter_passes_after_the_message_timeout_when_open() {
     let rig = open();
     rig.signal_filter(Signal::STOP);
     let answer = call(&rig, "");
-    assert!(answer.took >= TIMEOUT && answer.took < DEADLINE, "{:?}", answer.took);
+    waited(&answer);
     passed(answer);
 }
 
@@ -110,7 +116,7 @@ fn a_filter_slower_than_the_timeout_passes_when_open() {
 fn a_filter_slow_within_the_timeout_is_waited_for() {
     let rig = closed();
     let answer = call(&rig, "slow-150@");
-    assert!(answer.took >= TIMEOUT, "{:?}", answer.took);
+    waited(&answer);
     passed(answer);
 }
 

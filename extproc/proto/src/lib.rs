@@ -1,4 +1,5 @@
-//! Protobuf code for the protocol that Envoy speaks with the filter, vendored.
+//! Protobuf code for the protocols that Envoy speaks with the filter and the filter with the operator,
+//! vendored.
 //!
 //! Generated, checked in, and trimmed to what ext_proc needs, because a crate of all of Envoy's messages
 //! takes longer to compile than the rest of the product. `regen.sh` makes it anew; `regen.sh --check` tells
@@ -31,4 +32,57 @@ pub mod ext_proc {
         ProtocolConfiguration, StreamedBodyResponse, TrailersResponse,
     };
     pub use crate::generated::envoy::r#type::v3::HttpStatus;
+}
+
+/// Discovery: how a sidecar gets its bundle from the operator.
+pub mod discovery {
+    use std::fmt::Write as _;
+
+    use sha2::{Digest as _, Sha256};
+
+    pub use crate::generated::sallyport::discovery::v1alpha1::discovery_client::DiscoveryClient;
+    pub use crate::generated::sallyport::discovery::v1alpha1::discovery_server::{
+        Discovery, DiscoveryServer,
+    };
+    pub use crate::generated::sallyport::discovery::v1alpha1::subscribe_request::Kind as Request;
+    pub use crate::generated::sallyport::discovery::v1alpha1::subscribe_response::Kind as Response;
+    pub use crate::generated::sallyport::discovery::v1alpha1::{
+        Ack, Bundle, Hello, Kill, Nack, Part, PolicyRef, SubscribeRequest, SubscribeResponse,
+    };
+
+    /// The bundle schema that this build writes, and the newest it reads.
+    pub const SCHEMA: u32 = 1;
+    /// Name of the part that holds the policy's spec as JSON.
+    pub const POLICY_PART: &str = "policy";
+    /// Name of the part that holds Envoy's configuration: an object with `bootstrap` and `listeners`.
+    pub const ENVOY_PART: &str = "envoy";
+
+    /// A part's digest.
+    pub fn part_digest(content: &[u8]) -> String {
+        hex(&Sha256::digest(content))
+    }
+
+    /// A bundle's digest: of its schema, its parts' names and digests, and the kill switch. Not of the
+    /// policy's name and generation, which change nothing about what is enforced.
+    pub fn bundle_digest(bundle: &Bundle) -> String {
+        let mut parts: Vec<_> = bundle.parts.iter().map(|p| (&p.name, &p.digest)).collect();
+        parts.sort();
+        let mut hash = Sha256::new();
+        hash.update(bundle.schema.to_be_bytes());
+        for (name, digest) in parts {
+            for text in [name, digest] {
+                hash.update((text.len() as u64).to_be_bytes());
+                hash.update(text);
+            }
+        }
+        hash.update([u8::from(bundle.kill.is_some())]);
+        hex(&hash.finalize())
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, b| {
+            let _ = write!(text, "{b:02x}");
+            text
+        })
+    }
 }

@@ -1,6 +1,7 @@
 //! Regenerates the vendored protobuf code: `main OUT_DIR`. Pure Rust, no protoc.
 //!
-//! The .proto tree is the one inside the `envoy-types` crate, which this tool depends on for its files only.
+//! Envoy's .proto tree is the one inside the `envoy-types` crate, which this tool depends on for its files
+//! only; ours is `../proto`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,30 +9,37 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 /// What is generated, with everything it imports.
-const ROOTS: [&str; 1] = ["envoy/service/ext_proc/v3/external_processor.proto"];
+const ROOTS: [&str; 2] = [
+    "envoy/service/ext_proc/v3/external_processor.proto",
+    "sallyport/discovery/v1alpha1/discovery.proto",
+];
 
 /// Files that only carry annotations: nothing generated here reads them.
 const DROPPED: [&str; 5] =
     ["validate/", "udpa/", "xds/annotations", "envoy/annotations", "google/protobuf/descriptor"];
 
 /// Fields that are handed on without a copy from the HTTP/2 frame they came in, and to the one they leave in.
-const BYTES: [&str; 5] = [
+const BYTES: [&str; 6] = [
     "envoy.service.ext_proc.v3.HttpBody.body",
     "envoy.service.ext_proc.v3.StreamedBodyResponse.body",
     "envoy.service.ext_proc.v3.BodyMutation.body",
     "envoy.service.ext_proc.v3.ImmediateResponse.body",
     "envoy.config.core.v3.HeaderValue.raw_value",
+    "sallyport.discovery.v1alpha1.Part.content",
 ];
 
 fn main() -> Result<()> {
     let out: PathBuf = std::env::args_os().nth(1).context("usage: sallyport-proto-gen OUT_DIR")?.into();
     let protos = proto_tree()?;
     let includes = ["data-plane-api", "xds", "googleapis", "protoc-gen-validate"].map(|d| protos.join(d));
-    let mut files = protox::compile(ROOTS, includes)?;
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proto");
+    let mut files = protox::compile(ROOTS, includes.into_iter().chain([ours]))?;
     files.file.retain(|f| !DROPPED.iter().any(|d| f.name().starts_with(d)));
     for file in &mut files.file {
         // Envoy's comments are reStructuredText; as rustdoc they are thousands of lines of broken links.
-        file.source_code_info = None;
+        if !file.name().starts_with("sallyport/") {
+            file.source_code_info = None;
+        }
     }
     std::fs::create_dir_all(&out)?;
     let mut config = prost_build::Config::new();

@@ -31,6 +31,13 @@ pub mod envoy {
         }
     }
 }
+pub mod sallyport {
+    pub mod discovery {
+        pub mod v1alpha1 {
+            include!("sallyport.discovery.v1alpha1.rs");
+        }
+    }
+}
 pub mod xds {
     pub mod core {
         pub mod v3 {

@@ -1,4 +1,4 @@
-//! The pure functions of the operator; for now [`render`].
+//! The pure functions of the operator: [`render`], [`inject`], [`size`].
 //!
 //! `render(policy, settings)` gives Envoy's static bootstrap as JSON. It reads no file, no clock and no
 //! environment: the same arguments give the same bytes, on a laptop (`sallyport up`) and in a pod.
@@ -11,15 +11,20 @@ mod access_log;
 mod cluster;
 mod filter;
 mod http;
+pub mod inject;
 mod listener;
 mod local_reply;
 mod settings;
+pub mod sidecar;
+pub mod size;
 
 use sallyport_api::AgentPolicySpec;
 use serde_json::{Value, json};
 
+pub use inject::inject;
 pub use local_reply::codes;
 pub use settings::{AccessLog, BaseUrl, ProxyListener, Scheme, Settings, Upstream};
+pub use size::size;
 
 /// Renders Envoy's bootstrap.
 ///

@@ -96,7 +96,7 @@ pub fn state_of(namespace: &str) -> String {
     let names =
         kubectl(&["get", "pods", "-n", namespace, "-o", "name"]).map(|o| o.stdout).unwrap_or_default();
     for pod in names.lines() {
-        text += &format!("--- {pod}\n");
+        text.extend(["--- ", pod, "\n"]);
         text += &kubectl(&["logs", "-n", namespace, pod, "--all-containers", "--tail=40", "--prefix"])
             .map_or_else(|e| e.to_string(), |o| o.stdout);
     }

@@ -103,7 +103,7 @@ fn a_pod_that_would_get_round_the_sidecar_is_refused() {
         match namespace.apply(&manifest) {
             Ok(_) => panic!("{what}: the pod was admitted"),
             Err(e) => {
-                assert!(e.to_string().contains("sallyport") && e.to_string().contains(word), "{what}: {e}")
+                assert!(e.to_string().contains("sallyport") && e.to_string().contains(word), "{what}: {e}");
             }
         }
     }

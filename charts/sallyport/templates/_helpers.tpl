@@ -1,8 +1,8 @@
 {{/* Every object of ours has this name, whatever the release is called: one operator per cluster. */}}
 {{- define "sallyport.name" -}}sallyport-operator{{- end -}}
 
-{{/* The oldest definition this chart works with; annotation sallyport.dev/crd-version of the definition. */}}
-{{- define "sallyport.crdVersion" -}}0.1.0{{- end -}}
+{{/* The oldest definition this chart works with: a counter, annotation sallyport.dev/crd-version. */}}
+{{- define "sallyport.crdVersion" -}}1{{- end -}}
 
 {{- define "sallyport.selectorLabels" -}}
 app.kubernetes.io/name: sallyport-operator
@@ -20,7 +20,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{- end }}
 {{- end -}}
 
-{{/* One image, from (list . .Values.images.x). */}}
+{{/* One image, from (list . IMAGE), IMAGE being one of the values' images. */}}
 {{- define "sallyport.image" -}}
 {{- $root := index . 0 -}}
 {{- $image := index . 1 -}}

@@ -8,6 +8,7 @@
 //! bring there. There is no xDS yet, so whatever stands here changes with a restart of Envoy only.
 
 mod access_log;
+pub mod capture;
 mod cluster;
 mod filter;
 mod http;

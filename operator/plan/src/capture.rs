@@ -74,7 +74,7 @@ table inet sallyport {{
   }}
 {excluded4}{excluded6}
   # TCP goes to the transparent listener, whatever its destination. Loopback is the pod talking to itself.
-  chain redirect {{
+  chain to_sidecar {{
     type nat hook output priority -100
     policy accept
     meta l4proto != tcp return
@@ -85,7 +85,7 @@ table inet sallyport {{
 {past}    counter name redirected redirect to :{TRANSPARENT_PORT}
   }}
 
-  chain output {{
+  chain leaving {{
     type filter hook output priority 0
     policy drop
     ct status dnat tcp dport {TRANSPARENT_PORT} accept
@@ -112,7 +112,7 @@ table inet sallyport {{
   }}
 
   # Another pod that connects to the listener was not redirected, and is turned away before Envoy sees it.
-  chain input {{
+  chain arriving {{
     type filter hook input priority 0
     policy accept
     iifname != \"lo\" tcp dport {{ {TRANSPARENT_PORT}, {PROXY_PORT} }} counter name inbound_to_sidecar drop

@@ -82,7 +82,7 @@ table inet sallyport {{
     oifname \"lo\" return
     ip daddr @{NAMESERVERS_4} tcp dport 53 return
     ip6 daddr @{NAMESERVERS_6} tcp dport 53 return
-{past}    counter name redirected redirect to :{TRANSPARENT_PORT}
+{past}    meta l4proto tcp counter name redirected redirect to :{TRANSPARENT_PORT}
   }}
 
   chain leaving {{

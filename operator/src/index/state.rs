@@ -45,7 +45,8 @@ struct Namespace {
 #[derive(Debug)]
 struct Policy {
     meta: ObjectMeta,
-    status: AgentPolicyStatus,
+    /// None where the object can't be read as a policy.
+    status: Option<AgentPolicyStatus>,
     generation: i64,
     killed: bool,
     /// The newest generation that could be compiled.
@@ -85,8 +86,8 @@ pub(crate) struct PolicyFacts {
     pub(crate) stale: u32,
     /// The policy that has the pods which this one selects.
     pub(crate) conflict: Option<String>,
-    /// What the API server says the status is.
-    pub(crate) status: AgentPolicyStatus,
+    /// What the API server says the status is; none where the object can't be read.
+    pub(crate) status: Option<AgentPolicyStatus>,
 }
 
 /// The last good generation.
@@ -126,7 +127,8 @@ impl State {
     /// Takes in a policy, new or changed. A new generation has to be compiled before anything else changes.
     pub(crate) fn apply_policy(&mut self, object: AgentPolicyObject) -> (Option<Job>, Vec<Notice>) {
         let AgentPolicyObject { metadata, spec, status } = object;
-        let Some((key, notices, changed)) = self.policy_seen(metadata, status) else {
+        let Some((key, notices, changed)) = self.policy_seen(metadata, Some(status.unwrap_or_default()))
+        else {
             return (None, Vec::new());
         };
         let Some(policy) = self.policy(&key).filter(|_| changed) else { return (None, notices) };
@@ -179,13 +181,10 @@ impl State {
                 policy.meta = meta;
                 policy.generation = generation;
                 policy.killed = killed;
-                if let Some(status) = status {
-                    policy.status = status;
-                }
+                policy.status = status;
                 changed
             }
             None => {
-                let status = status.unwrap_or_default();
                 let policy = Policy { meta, status, generation, killed, good: None, error: None };
                 namespace.policies.insert(key.1.clone(), policy);
                 true

@@ -5,18 +5,18 @@
 
 pub mod args;
 pub mod certs;
+pub mod discovery;
+pub mod events;
 pub mod health;
+pub mod index;
 pub mod lease;
 pub mod metrics;
 pub mod run;
 pub mod serve;
-mod stub;
+pub mod status;
 mod tasks;
 pub mod trust;
 pub mod webhook;
-
-// STUB until the branch with these modules is merged: then `pub mod index; pub mod discovery; pub mod status;`.
-pub use stub::{discovery, index, status};
 
 use std::collections::BTreeMap;
 

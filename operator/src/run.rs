@@ -89,20 +89,20 @@ async fn run(args: Args) -> anyhow::Result<()> {
 
     let bound = Arc::new(AtomicBool::new(false));
     let stopping = Arc::new(AtomicBool::new(false));
-    let synced = index.clone();
+    let (synced, connected, followed) = (index.clone(), index.clone(), index.clone());
     let health = Health {
         synced: Arc::new(move || synced.synced()),
         certificates: certificates.clone(),
         bound: bound.clone(),
         stopping: stopping.clone(),
-        // STUB: the discovery service hands over its own.
-        subscribers: Arc::new(|| serde_json::json!([])),
+        subscribers: Arc::new(move || serde_json::json!(discovery::subscribers(&connected))),
         metrics: metrics.clone(),
     };
     let tls = TlsAcceptor::from(certs::server_config(&certificates)?);
     let (admission, reporting) =
         webhook::start(client.clone(), index.clone(), settings, &args.pod_name, &metrics);
-    let discovery = discovery::router(client.clone(), index.clone(), metrics.registry());
+    let discovery = discovery::service(client.clone(), index.clone(), metrics.registry());
+    let discovery = tonic::service::Routes::new(discovery).into_axum_router();
     for (address, tls, router, listener) in [
         (args.metrics_addr, None, health::router(health), METRICS),
         (args.webhook_addr, Some(tls.clone()), admission, WEBHOOK),
@@ -114,7 +114,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     }
     bound.store(true, Ordering::Relaxed);
 
-    background.spawn("index", indexing);
+    background.spawn("index", async { Ok(indexing.await) });
     background.spawn("events", reporting);
     if let Some(dir) = args.tls_dir.clone() {
         background.spawn("certificates", certs::files::run(dir, certificates.clone()));
@@ -148,7 +148,8 @@ async fn run(args: Args) -> anyhow::Result<()> {
     background
         .spawn("trust", trust::run(client.clone(), index.guarded_namespaces(), bundle, leading, counted));
     let identity = status::Identity { namespace: args.namespace.clone(), pod_name: args.pod_name.clone() };
-    background.spawn("status", status::run(client.clone(), index, leads, identity));
+    let status = status::run(client.clone(), index, leads, identity);
+    background.spawn("status", async { Ok(status.await) });
     let election = lease::Settings {
         namespace: args.namespace,
         name: LEASE_NAME.into(),
@@ -166,6 +167,8 @@ async fn run(args: Args) -> anyhow::Result<()> {
     stopping.store(true, Ordering::Relaxed);
     stop_lease.send_replace(true);
     tokio::time::sleep(LEAVE).await;
+    // Streams of policy never end by themselves.
+    followed.shut_down();
     stop.send_replace(true);
     serving.all().await;
     tracing::info!("stopped");

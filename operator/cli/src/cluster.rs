@@ -23,17 +23,22 @@ pub(crate) struct Where {
 pub(crate) struct Subscriber {
     pub(crate) namespace: String,
     pub(crate) pod: String,
-    pub(crate) policy: String,
-    /// The bundle that was sent last.
+    /// The policy that its newest bundle is made of.
+    pub(crate) policy: Option<String>,
+    /// Digest of its newest bundle.
     pub(crate) digest: String,
-    /// The bundle that is in force.
-    pub(crate) acked: String,
+    /// Digest of what it has in force.
+    pub(crate) in_force: String,
+    /// Whether both are the same.
+    pub(crate) acked: bool,
     /// The sidecar's version.
     pub(crate) version: String,
-    /// When the stream began.
+    /// When its stream began.
     pub(crate) since: String,
-    /// Why the last bundle was refused.
-    pub(crate) error: Option<String>,
+    /// Why it refused its newest bundle.
+    pub(crate) nack_error: Option<String>,
+    /// Whether it is too old for its newest bundle.
+    pub(crate) too_old: bool,
 }
 
 /// Runs a command's work on a runtime of its own.

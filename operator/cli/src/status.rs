@@ -71,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         let (mut pods, silent) = cluster::subscribers(&client, &operators).await;
         pods.retain(|p| args.namespace.as_ref().is_none_or(|n| *n == p.namespace));
         if args.stale {
-            pods.retain(|p| p.acked != p.digest || p.error.is_some());
+            pods.retain(|p| !p.acked);
         }
         let mut out = std::io::stdout().lock();
         match args.output {
@@ -133,17 +133,18 @@ fn pod_table(pods: &[Subscriber]) -> Table {
     let mut table =
         Table::new("Pods", &["<NAMESPACE", "<POD", "<POLICY", "<IN FORCE", "<STATE", "<VERSION", "<SINCE"]);
     for p in pods {
-        let state = match &p.error {
+        let state = match &p.nack_error {
             Some(error) => format!("refused: {error}"),
+            None if p.too_old => "too old: restart the pod".to_owned(),
             None if p.digest.is_empty() => "no policy".to_owned(),
-            None if p.acked == p.digest => "newest".to_owned(),
+            None if p.acked => "newest".to_owned(),
             None => "behind".to_owned(),
         };
         table.row([
             p.namespace.clone(),
             p.pod.clone(),
-            p.policy.clone(),
-            short(&p.acked),
+            p.policy.clone().unwrap_or_default(),
+            short(&p.in_force),
             state,
             p.version.clone(),
             p.since.clone(),
@@ -163,20 +164,24 @@ mod tests {
 
     #[test]
     fn a_pods_state_says_whether_it_enforces_the_newest() {
-        let pod = |acked: &str, digest: &str, error: Option<&str>| Subscriber {
-            acked: acked.into(),
-            digest: digest.into(),
-            error: error.map(str::to_owned),
+        let pod = |in_force: &str, error: Option<&str>, too_old| Subscriber {
+            in_force: in_force.into(),
+            digest: "b".into(),
+            acked: in_force == "b",
+            nack_error: error.map(str::to_owned),
+            too_old,
             ..Subscriber::default()
         };
-        let text = pod_table(&[
-            pod("a", "a", None),
-            pod("a", "b", None),
-            pod("a", "b", Some("line 3")),
-            pod("", "", None),
-        ])
-        .to_string();
-        for state in ["newest", "behind", "refused: line 3", "no policy"] {
+        let unguided = Subscriber::default();
+        let pods = [
+            pod("b", None, false),
+            pod("a", None, false),
+            pod("a", Some("line 3"), false),
+            pod("a", None, true),
+            unguided,
+        ];
+        let text = pod_table(&pods).to_string();
+        for state in ["newest", "behind", "refused: line 3", "too old", "no policy"] {
             assert!(text.contains(state), "{text}");
         }
     }

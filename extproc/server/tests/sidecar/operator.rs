@@ -162,7 +162,7 @@ fn serve(
     let service = Service { memory: Arc::clone(memory), offer: offer.subscribe(), end: end.subscribe() };
     let tls = ServerTlsConfig::new().identity(authority.identity());
     tokio::spawn(async move {
-        let server = Server::builder().tls_config(tls).unwrap();
+        let mut server = Server::builder().tls_config(tls).unwrap();
         let served = server
             .add_service(DiscoveryServer::new(service))
             .serve_with_incoming(TcpListenerStream::new(listener))

@@ -1,4 +1,5 @@
 //! A pod's sidecar: the real program in directories of its own.
+#![allow(unreachable_pub, reason = "a part of the test above it")]
 
 use std::path::PathBuf;
 use std::process::Stdio;

@@ -7,6 +7,8 @@
 
 mod admin;
 mod bench;
+mod check;
+mod cluster;
 mod envoy;
 mod eval;
 mod lint;
@@ -15,6 +17,7 @@ mod policy;
 mod rules;
 mod rundir;
 mod scan;
+mod status;
 mod table;
 mod up;
 
@@ -49,6 +52,8 @@ enum Command {
     Rules(rules::Args),
     Lint(lint::Args),
     Bench(bench::Args),
+    Check(check::Args),
+    Status(status::Args),
     /// The filter that `bench` measures
     #[command(hide = true)]
     BenchExtproc(bench::children::ExtprocArgs),
@@ -69,6 +74,8 @@ pub fn run() -> ExitCode {
         Command::Rules(args) => rules::run(&args),
         Command::Lint(args) => lint::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Status(args) => status::run(&args),
         Command::BenchExtproc(args) => args.run(),
         Command::BenchUpstream(args) => args.run(),
         Command::Tether(args) => args.run(),

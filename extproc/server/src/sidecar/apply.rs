@@ -105,8 +105,8 @@ impl Applier {
 
     async fn load(&self, current: &mut Current, bundle: &Verified, keep: bool) -> Result<(), String> {
         let engine = self.compile(current, bundle).await?;
-        let configuration: Configuration =
-            serde_json::from_slice(bundle.envoy()).map_err(|e| format!("the part `envoy`: {e}"))?;
+        let configuration =
+            Configuration::read(bundle.envoy()).map_err(|e| format!("the part `envoy`: {e}"))?;
         let before = self.envoy.configure(&configuration).await.map_err(|e| e.to_string())?;
         if keep && let Err(error) = self.keep(bundle).await {
             self.envoy.put_back(&before);

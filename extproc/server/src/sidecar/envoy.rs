@@ -91,6 +91,30 @@ pub(crate) struct Before {
     listeners: Option<Vec<u8>>,
 }
 
+// === impl Configuration ===
+
+impl Configuration {
+    /// Reads a bundle's part. Listeners on IPv6 are left out where the kernel has none: there is nothing they
+    /// could receive, and Envoy would reject the whole set for one it can't open.
+    pub(crate) fn read(part: &[u8]) -> Result<Self, serde_json::Error> {
+        let mut configuration: Self = serde_json::from_slice(part)?;
+        if std::net::UdpSocket::bind("[::]:0").is_err() {
+            configuration.leave_out_ipv6();
+        }
+        Ok(configuration)
+    }
+
+    fn leave_out_ipv6(&mut self) {
+        let ipv6 = |listener: &Value| {
+            let address = listener["address"]["socket_address"]["address"].as_str().unwrap_or_default();
+            address.parse::<std::net::Ipv6Addr>().is_ok()
+        };
+        if let Some(Value::Array(resources)) = self.listeners.get_mut("resources") {
+            resources.retain(|listener| !ipv6(listener));
+        }
+    }
+}
+
 // === impl Envoy ===
 
 impl Envoy {
@@ -298,6 +322,17 @@ mod tests {
                     listener_manager.lds.version_text: \"v2\"\n";
         let expected = Lds { taken: 3, rejected: 3, version: "v2".into() };
         assert_eq!(Lds::parse(text), expected);
+    }
+
+    #[test]
+    fn without_ipv6_only_the_other_listeners_are_given_to_envoy() {
+        let listener =
+            |address: &str| serde_json::json!({"address": {"socket_address": {"address": address}}});
+        let listeners = serde_json::json!({"resources": [listener("0.0.0.0"), listener("::")]});
+        let part = serde_json::json!({"bootstrap": {}, "listeners": listeners});
+        let mut configuration: Configuration = serde_json::from_value(part).unwrap();
+        configuration.leave_out_ipv6();
+        assert_eq!(configuration.listeners["resources"], serde_json::json!([listener("0.0.0.0")]));
     }
 
     #[test]

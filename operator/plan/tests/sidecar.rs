@@ -67,7 +67,9 @@ fn the_capture_rules_match_the_golden_files() {
 
 #[test]
 fn what_is_no_network_never_becomes_a_rule() {
-    for bad in ["10.0.0.0/33", "10.0.0.0/8 } accept {", "", "/8", "::/129", "10.0.0.0/-1", "any", "10.0.0.0/8;"] {
+    for bad in
+        ["10.0.0.0/33", "10.0.0.0/8 } accept {", "", "/8", "::/129", "10.0.0.0/-1", "any", "10.0.0.0/8;"]
+    {
         let capture = Capture { exclude_cidrs: vec![bad.into()], ..Capture::default() };
         assert_eq!(nft_rules(&capture), nft_rules(&Capture::default()), "{bad:?}");
     }

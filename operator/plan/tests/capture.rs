@@ -128,26 +128,19 @@ fn at(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse::<IpAddr>().unwrap(), port)
 }
 
-/// Answers every connection with `name`, for as long as the process lives.
+/// Answers every connection with `name`, in both families, for as long as the process lives.
 fn serve(ns: &str, uid: u32, port: u16, name: &'static str) {
-    for any in ["0.0.0.0", "::"] {
-        let listener = within(ns, uid, || bind(any, port));
-        let Some(listener) = listener else { continue };
-        // The thread that accepts is of the same user, as the answers must be.
-        let ns = ns.to_owned();
-        std::thread::spawn(move || {
-            within(&ns, uid, || {
-                for stream in listener.incoming() {
-                    let _ = stream.and_then(|mut s| s.write_all(name.as_bytes()));
-                }
-            });
+    let bind = || TcpListener::bind(at("::", port)).or_else(|_| TcpListener::bind(at("0.0.0.0", port)));
+    let listener = within(ns, uid, || bind().unwrap());
+    let ns = ns.to_owned();
+    // Who accepts is of the same user, as the answers must be.
+    std::thread::spawn(move || {
+        within(&ns, uid, || {
+            for stream in listener.incoming() {
+                let _ = stream.and_then(|mut s| s.write_all(name.as_bytes()));
+            }
         });
-    }
-}
-
-fn bind(any: &str, port: u16) -> Option<TcpListener> {
-    // Bound to `::` it takes IPv4 too where the system says so, and then the second bind fails.
-    TcpListener::bind(at(any, port)).ok()
+    });
 }
 
 /// Who answers; none if the connection does not come about.

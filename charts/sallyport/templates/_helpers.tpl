@@ -85,3 +85,39 @@ annotations:
   cert-manager.io/inject-ca-from: {{ .Release.Namespace }}/{{ include "sallyport.name" . }}-tls
 {{- end }}
 {{- end -}}
+
+{{/* A pod's spec, restartPolicy excepted: all three ports of the operator answer through its Service, and a
+     replica is ready. */}}
+{{- define "sallyport.probePod" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+securityContext: {{- include "sallyport.podSecurityContext" . | nindent 2 }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+containers:
+  - name: probe
+    image: {{ include "sallyport.image" (list . .Values.images.operator) | quote }}
+    {{- with .Values.imagePullPolicy }}
+    imagePullPolicy: {{ . }}
+    {{- end }}
+    command: [/sallyport-operator]
+    args:
+      - probe
+      - http://{{ include "sallyport.name" . }}.{{ .Release.Namespace }}.svc:8080/readyz
+      - tcp://{{ include "sallyport.name" . }}.{{ .Release.Namespace }}.svc:443
+      - tcp://{{ include "sallyport.name" . }}.{{ .Release.Namespace }}.svc:8443
+    resources:
+      requests: {cpu: 10m, memory: 16Mi}
+      limits: {memory: 64Mi}
+    securityContext: {{- include "sallyport.securityContext" . | nindent 6 }}
+{{- end -}}

@@ -45,7 +45,13 @@ cluster: ## a real Kubernetes of one node on this machine, with Sallyport and a 
 	@printf '[4/5] making images of this checkout\n'
 	@e2e/node/images $(TARGET)/release
 	@printf '[5/5] installing\n'
-	@eval "$$(e2e/node/env)" && e2e/install && e2e/node/next
+	@eval "$$(e2e/node/env)" && e2e/install
+	@printf '\nIt is up. In a shell that knows it:\n\n'
+	@printf '  eval "$$(e2e/node/env)"                 # KUBECONFIG, and kubectl and helm on the path\n'
+	@printf '  kubectl get agentpolicy -n agents\n'
+	@printf '  kubectl get pods -n agents\n'
+	@printf '  kubectl exec -n agents deploy/support-bot -c agent -- /sallyport-e2e-agent once 403 http://10.96.0.1/\n'
+	@printf '  make cluster-down                      # end it, and leave nothing\n'
 
 cluster-down: ## end that cluster, and leave nothing of it on the machine
 	@e2e/node/down --purge

@@ -25,7 +25,8 @@ demo: ## build everything, fetch Envoy, and watch an agent's traffic being judge
 	@printf '[4/4] running the demo\n'
 	@$(TARGET)/release/sallyport-demo policies/samples/support-bot.yaml
 
-build: preflight ## release binaries
+build: ## release binaries
+	@tools/preflight
 	@$(CARGO) build --release --locked $(RELEASE_BINS) --bins
 
 envoy: ## fetch the Envoy that Sallyport is tested with, into .cache
@@ -68,7 +69,7 @@ fuzz: ## bend messages for SALLYPORT_FUZZ_SECONDS (default 30) a target, optimis
 
 preflight: ## say what is missing on this machine, and how to get it
 	@tools/preflight
-	@e2e/node/can-run
+	@e2e/node/can-run || true
 
-clean: ## remove what was built; the fetched Envoy stays
+clean: ## remove what was built; the fetched Envoy and the compiled Kubernetes stay
 	@$(CARGO) clean

@@ -6,12 +6,19 @@
 //!
 //! This crate knows types and loading. What a policy *means* is the engine's business.
 
+pub mod bounds;
+#[cfg(feature = "kube")]
+mod cel;
+#[cfg(feature = "kube")]
+mod crd;
 mod load;
 pub mod names;
 mod policy;
 #[cfg(feature = "kube")]
 mod status;
 
+#[cfg(feature = "kube")]
+pub use crd::{CrdError, crd, crd_yaml};
 pub use load::{LoadError, load_policy};
 #[cfg(feature = "kube")]
 pub use policy::AgentPolicyObject;

@@ -39,6 +39,8 @@ pub const IDENTITY_DIR: &str = "/var/run/secrets/sallyport.dev";
 pub const TRUST_CONFIG_MAP: &str = "sallyport-trust";
 /// The key in [`TRUST_CONFIG_MAP`]: PEM certificates, one or more.
 pub const TRUST_KEY: &str = "ca.crt";
+/// Annotation on the Secret `sallyport-ca`: asks for a new authority before its time. The operator takes it off.
+pub const ROTATE: &str = "sallyport.dev/rotate";
 /// The audience of the tokens by which a pod proves itself to the operator.
 pub const AUDIENCE: &str = "sallyport.dev";
 

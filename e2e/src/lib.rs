@@ -19,4 +19,5 @@ pub mod fault_extproc;
 pub mod messages;
 pub mod rig;
 pub mod scripted;
+pub mod subscribers;
 pub mod upstream;

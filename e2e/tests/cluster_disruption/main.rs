@@ -77,8 +77,16 @@ impl Traffic {
 fn operators(count: u32) {
     kubectl(&["scale", "deploy/sallyport-operator", "-n", SYSTEM, &format!("--replicas={count}")]).unwrap();
     await_condition("the operator's pods", || {
-        let pods =
-            kubectl(&["get", "pods", "-n", SYSTEM, "-l", "app.kubernetes.io/name=sallyport", "-o", "name"]);
+        let pods = kubectl(&[
+            "get",
+            "pods",
+            "-n",
+            SYSTEM,
+            "-l",
+            "app.kubernetes.io/name=sallyport-operator",
+            "-o",
+            "name",
+        ]);
         (pods.ok()?.stdout.lines().count() == count as usize).then_some(())
     });
     if count > 0 {
@@ -114,7 +122,8 @@ fn pods_enforce_on_without_any_operator_and_after_their_filter_restarts() {
 fn the_operator_comes_back_when_all_its_pods_are_deleted() {
     let _alone = alone();
     let (namespace, pod, host) = guarded("return");
-    kubectl(&["delete", "pods", "-n", SYSTEM, "-l", "app.kubernetes.io/name=sallyport", "--now"]).unwrap();
+    kubectl(&["delete", "pods", "-n", SYSTEM, "-l", "app.kubernetes.io/name=sallyport-operator", "--now"])
+        .unwrap();
     enforces(&pod, &host);
     kubectl(&["rollout", "status", "deploy/sallyport-operator", "-n", SYSTEM, "--timeout=120s"]).unwrap();
     await_condition("a pod is guarded again", || namespace.apply(&Namespace::agent_manifest("late")).ok());

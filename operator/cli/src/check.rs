@@ -47,7 +47,7 @@ pub(crate) enum Found {
 
 /// One thing that is looked at.
 pub(crate) struct Check {
-    /// Names it in JSON, and its paragraph in docs/operations.md.
+    /// Names it in JSON, and its paragraph in docs/checks.md.
     pub(crate) id: &'static str,
     /// What should be so.
     pub(crate) title: &'static str,
@@ -122,7 +122,7 @@ fn print(out: &mut impl std::io::Write, lines: &[Line<'_>], failed: usize) -> st
         writeln!(out, "{:8} {}: {}", line.state, line.title, line.message)?;
         if let Some(hint) = line.hint {
             writeln!(out, "         {hint}")?;
-            writeln!(out, "         docs/operations.md#check-{}", line.id)?;
+            writeln!(out, "         docs/checks.md#{}", line.id)?;
         }
     }
     let count = |state| lines.iter().filter(|l| l.state == state).count();

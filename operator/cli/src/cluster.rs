@@ -51,8 +51,7 @@ pub(crate) async fn connect() -> Result<Client> {
 /// The operator's pods.
 pub(crate) async fn operator_pods(client: &Client, namespace: &str) -> Result<Vec<Pod>> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let list =
-        ListParams::default().labels("app.kubernetes.io/name=sallyport,app.kubernetes.io/component=operator");
+    let list = ListParams::default().labels("app.kubernetes.io/name=sallyport-operator");
     Ok(pods
         .list(&list)
         .await

@@ -464,6 +464,11 @@ mod tests {
         assert_eq!(ids.len(), ALL.len());
         assert!(ALL.len() >= 12);
         assert!(ALL.iter().all(|c| !c.hint.is_empty() && !c.title.is_empty()));
+        let documented: Vec<_> = include_str!("../../../../docs/checks.md")
+            .lines()
+            .filter_map(|l| l.strip_prefix("### "))
+            .collect();
+        assert_eq!(documented, ALL.iter().map(|c| c.id).collect::<Vec<_>>());
     }
 
     #[test]

@@ -25,7 +25,8 @@ demo: ## build everything, fetch Envoy, and watch an agent's traffic being judge
 	@printf '[4/4] running the demo\n'
 	@$(TARGET)/release/sallyport-demo policies/samples/support-bot.yaml
 
-build: preflight ## release binaries
+build: ## release binaries
+	@tools/preflight
 	@$(CARGO) build --release --locked $(RELEASE_BINS) --bins
 
 envoy: ## fetch the Envoy that Sallyport is tested with, into .cache
@@ -45,7 +46,13 @@ cluster: ## a real Kubernetes of one node on this machine, with Sallyport and a 
 	@printf '[4/5] making images of this checkout\n'
 	@e2e/node/images $(TARGET)/release
 	@printf '[5/5] installing\n'
-	@eval "$$(e2e/node/env)" && e2e/install && e2e/node/next
+	@eval "$$(e2e/node/env)" && e2e/install
+	@printf '\nIt is up. In a shell that knows it:\n\n'
+	@printf '  eval "$$(e2e/node/env)"                 # KUBECONFIG, and kubectl and helm on the path\n'
+	@printf '  kubectl get agentpolicy -n agents\n'
+	@printf '  kubectl get pods -n agents\n'
+	@printf '  kubectl exec -n agents deploy/support-bot -c agent -- /sallyport-e2e-agent once 403 http://10.96.0.1/\n'
+	@printf '  make cluster-down                      # end it, and leave nothing\n'
 
 cluster-down: ## end that cluster, and leave nothing of it on the machine
 	@e2e/node/down --purge
@@ -62,7 +69,7 @@ fuzz: ## bend messages for SALLYPORT_FUZZ_SECONDS (default 30) a target, optimis
 
 preflight: ## say what is missing on this machine, and how to get it
 	@tools/preflight
-	@e2e/node/can-run
+	@e2e/node/can-run || true
 
-clean: ## remove what was built; the fetched Envoy stays
+clean: ## remove what was built; the fetched Envoy and the compiled Kubernetes stay
 	@$(CARGO) clean

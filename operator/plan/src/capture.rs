@@ -59,7 +59,7 @@ pub fn nft_rules(capture: &Capture) -> String {
         let _ = writeln!(past, "    tcp dport {{ {ports} }} return");
         let _ = writeln!(pass, "    tcp dport {{ {ports} }} counter name excluded accept");
     }
-    let counters: String = COUNTERS.iter().map(|name| format!("  counter {name} {{\n  }}\n")).collect();
+    let counters = COUNTERS.map(|name| format!("  counter {name} {{\n  }}\n")).concat();
     format!(
         "\
 table inet sallyport

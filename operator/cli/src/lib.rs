@@ -11,6 +11,8 @@ mod check;
 mod cluster;
 mod envoy;
 mod eval;
+mod explain;
+mod inject;
 mod lint;
 mod machine;
 mod policy;
@@ -54,6 +56,8 @@ enum Command {
     Bench(bench::Args),
     Check(check::Args),
     Status(status::Args),
+    Inject(inject::Args),
+    Explain(explain::Args),
     /// The filter that `bench` measures
     #[command(hide = true)]
     BenchExtproc(bench::children::ExtprocArgs),
@@ -76,6 +80,8 @@ pub fn run() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Inject(args) => inject::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::BenchExtproc(args) => args.run(),
         Command::BenchUpstream(args) => args.run(),
         Command::Tether(args) => args.run(),

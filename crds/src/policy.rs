@@ -43,7 +43,8 @@ pub struct Metadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// The wanted behaviour.
+/// The wanted behaviour. Each field's description ends with when a change of it reaches pods that run: Hot,
+/// at once; Listener, once Envoy took new listeners, which cuts no connection; Pod, when the pod is made anew.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[cfg_attr(

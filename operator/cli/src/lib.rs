@@ -15,6 +15,7 @@ mod policy;
 mod rules;
 mod rundir;
 mod scan;
+mod size;
 mod table;
 mod up;
 
@@ -49,6 +50,7 @@ enum Command {
     Rules(rules::Args),
     Lint(lint::Args),
     Bench(bench::Args),
+    Size(size::Args),
     /// The filter that `bench` measures
     #[command(hide = true)]
     BenchExtproc(bench::children::ExtprocArgs),
@@ -69,6 +71,7 @@ pub fn run() -> ExitCode {
         Command::Rules(args) => rules::run(&args),
         Command::Lint(args) => lint::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Size(args) => size::run(&args),
         Command::BenchExtproc(args) => args.run(),
         Command::BenchUpstream(args) => args.run(),
         Command::Tether(args) => args.run(),

@@ -90,6 +90,11 @@ impl Exchange {
         if self.over {
             return Step::Wait;
         }
+        if self.cx.stop.is_thrown()
+            && let Some(step) = self.stopped_by(&message)
+        {
+            return step;
+        }
         if std::mem::take(&mut self.first) {
             // The attribute may carry the id where no header does.
             if let Some(id) = head::id_attribute(&message) {

@@ -7,6 +7,8 @@
 
 mod admin;
 mod bench;
+mod check;
+mod cluster;
 mod envoy;
 mod eval;
 mod lint;
@@ -16,6 +18,7 @@ mod rules;
 mod rundir;
 mod scan;
 mod size;
+mod status;
 mod table;
 mod up;
 
@@ -51,6 +54,8 @@ enum Command {
     Lint(lint::Args),
     Bench(bench::Args),
     Size(size::Args),
+    Check(check::Args),
+    Status(status::Args),
     /// The filter that `bench` measures
     #[command(hide = true)]
     BenchExtproc(bench::children::ExtprocArgs),
@@ -72,6 +77,8 @@ pub fn run() -> ExitCode {
         Command::Lint(args) => lint::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Size(args) => size::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Status(args) => status::run(&args),
         Command::BenchExtproc(args) => args.run(),
         Command::BenchUpstream(args) => args.run(),
         Command::Tether(args) => args.run(),

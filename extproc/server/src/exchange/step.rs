@@ -10,6 +10,7 @@ use crate::budget::{Budget, Held};
 use crate::head::Upstream;
 use crate::judge::{Job, Judge, Judged, Scan};
 use crate::observer::{Direction, Observer};
+use crate::stop::Stop;
 use crate::tally::{Subject, Tally};
 
 /// What an exchange needs from the process it runs in, and from the listener it came through.
@@ -23,6 +24,8 @@ pub struct Context {
     pub budget: Arc<Budget>,
     /// The destination, where the listener and not the client names it.
     pub upstream: Option<Upstream>,
+    /// What blocks every message, whatever the judge would say.
+    pub stop: Arc<Stop>,
 }
 
 /// What is to be done after a message.

@@ -28,6 +28,7 @@ pub const CLASSES: [(&str, Class); 11] = [
     // Envoy's side of it: whether a message passes while the filter can't answer.
     ("mode", Class::Listener),
     ("failurePolicy", Class::Listener),
+    // What is computed from it (memory, timeouts) is the pod's; the cap itself is in force before.
     ("limits", Class::Listener),
     ("egress", Class::Hot),
     ("detection", Class::Hot),

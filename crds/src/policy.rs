@@ -515,7 +515,8 @@ pub struct Exception {
 #[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Limits {
-    /// The largest body, in bytes, that is held for inspection; a larger one is refused with 413.
+    /// The largest body, in bytes, that is held for inspection; a larger one is refused with 413. The
+    /// sidecar's memory and timeouts are computed from it, and follow when the pod is made anew.
     #[cfg_attr(
         feature = "kube",
         schemars(

@@ -147,7 +147,11 @@ pub fn size(spec: &AgentPolicySpec) -> Sizing {
     let cores = f64::from(extproc_cpu_millis.div_ceil(1_000).max(1));
     let scannable = if per_byte > 0.0 { micros_of(scan_timeout) * cores / per_byte } else { 0.0 };
     let (held_bytes, scannable_bytes) = (whole(held_bytes), whole(scannable));
-    let budget_bytes = held_bytes.max(scannable_bytes).max(Sizing::LEAST_BODIES * u64::from(cap));
+    let budget_bytes = held_bytes
+        .max(scannable_bytes)
+        .max(Sizing::LEAST_BODIES * u64::from(cap))
+        .checked_next_multiple_of(1 << 20)
+        .unwrap_or(u64::MAX);
 
     let calls_in_flight = whole((rate * Sizing::ANSWER.as_secs_f64()).ceil());
     let loaded_bytes = [record.memory.extproc_loaded_kib << 10, record.memory.envoy_loaded_kib << 10];

@@ -101,6 +101,14 @@ mod tests {
     }
 
     #[test]
+    fn the_documentation_shows_what_the_command_says() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let policy = policy::load(&root.join("policies/samples/support-bot.yaml")).unwrap();
+        let page = std::fs::read_to_string(root.join("docs/sizing.md")).unwrap();
+        assert!(page.contains(&sallyport_plan::size(&policy.spec).explain()));
+    }
+
+    #[test]
     fn a_policy_that_can_not_be_sized_is_refused_with_file_and_place() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("p.yaml");

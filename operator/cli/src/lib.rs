@@ -19,6 +19,7 @@ mod policy;
 mod rules;
 mod rundir;
 mod scan;
+mod size;
 mod status;
 mod table;
 mod up;
@@ -54,6 +55,7 @@ enum Command {
     Rules(rules::Args),
     Lint(lint::Args),
     Bench(bench::Args),
+    Size(size::Args),
     Check(check::Args),
     Status(status::Args),
     Inject(inject::Args),
@@ -78,6 +80,7 @@ pub fn run() -> ExitCode {
         Command::Rules(args) => rules::run(&args),
         Command::Lint(args) => lint::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Size(args) => size::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Inject(args) => inject::run(&args),

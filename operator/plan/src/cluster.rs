@@ -136,7 +136,8 @@ fn resolver() -> Value {
 }
 
 fn own_listeners_guard(settings: &Settings) -> Value {
-    let ports = settings.proxy.iter().map(|p| p.port).chain(settings.base_urls.iter().map(|b| b.port));
+    let listeners = settings.proxy.iter().map(|p| p.port).chain(settings.base_urls.iter().map(|b| b.port));
+    let ports = listeners.chain(settings.own_ports.iter().copied());
     let mut rules = Vec::new();
     for port in ports {
         for (address, bits) in [("127.0.0.0", 8), ("::1", 128), ("0.0.0.0", 8), ("::", 128)] {

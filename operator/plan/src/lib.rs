@@ -5,9 +5,11 @@
 //!
 //! What it does *not* hold: policy. Which host, prompt or tool call passes is decided by the filter's
 //! process on every message; Envoy only has to bring every message there, and to refuse what it can't
-//! bring there. There is no xDS yet, so whatever stands here changes with a restart of Envoy only.
+//! bring there. In a pod the listeners are a watched file of their own, see [`sidecar`]; whatever else stands
+//! here changes with a restart of Envoy only.
 
 mod access_log;
+pub mod capture;
 mod cluster;
 mod filter;
 mod http;
@@ -41,12 +43,17 @@ pub fn render(spec: &AgentPolicySpec, settings: &Settings) -> Value {
         listeners.push(listener::base_url(spec, settings, base, buffer));
         clusters.push(cluster::fixed(settings, base, buffer));
     }
+    bootstrap(settings, json!({"listeners": listeners, "clusters": clusters}))
+}
+
+/// What every bootstrap has in common.
+fn bootstrap(settings: &Settings, static_resources: Value) -> Value {
     json!({
         "node": {"id": settings.node_id, "cluster": "sallyport"},
         // A TCP admin port would be open to everything that shares the loopback with the agent, and it
         // can stop Envoy. A socket of mode 0600 (384) belongs to the proxy's user alone.
         "admin": {"address": {"pipe": {"path": path(&settings.admin_socket()), "mode": 384}}},
-        "static_resources": {"listeners": listeners, "clusters": clusters},
+        "static_resources": static_resources,
         "stats_config": {"stats_matcher": {"exclusion_list": {"patterns": [
             // Nobody reads these, and each costs memory in every sidecar.
             {"prefix": "runtime."},

@@ -20,6 +20,12 @@ pub(crate) fn proxy(
     buffer: u32,
 ) -> Value {
     const NAME: &str = "proxy";
+    let filter = by_name(spec, settings, NAME, buffer);
+    listener(NAME, &proxy.address.to_string(), proxy.port, &filter, buffer)
+}
+
+/// A connection manager that dials whatever host the request names, which is the host that was judged.
+fn by_name(spec: &AgentPolicySpec, settings: &Settings, name: &str, buffer: u32) -> Value {
     let routes = json!([
         {"match": {"connect_matcher": {}}, "direct_response": {"status": 403}},
         no_upgrade(),
@@ -33,19 +39,72 @@ pub(crate) fn proxy(
         "envoy.extensions.filters.http.dynamic_forward_proxy.v3.FilterConfig",
         json!({"dns_cache_config": dns_cache()}),
     );
-    let filter = manager(
+    manager(
         spec,
         settings,
         buffer,
         Manager {
-            name: NAME,
+            name,
             upstream: None,
             routes,
             filters: vec![forward],
             upgrades: json!([{"upgrade_type": "CONNECT"}, {"upgrade_type": "websocket"}]),
         },
-    );
-    listener(NAME, &proxy.address.to_string(), proxy.port, &filter, buffer)
+    )
+}
+
+/// The listener to which a pod's connections are redirected, for one address family.
+///
+/// A connection is judged by what its requests say, and dialled by the same: the address that the agent
+/// connected to is not used. So a name that is allowed can't be sent to an address that is not its own, and a
+/// request whose Host lacks the port goes to port 80, wherever the connection was going.
+pub(crate) fn transparent(
+    spec: &AgentPolicySpec,
+    settings: &Settings,
+    name: &str,
+    address: &str,
+    port: u16,
+    buffer: u32,
+) -> Value {
+    let filter = by_name(spec, settings, name, buffer);
+    // The first bytes decide between TLS and the rest; who sends none in time is closed, since protocols
+    // where the server speaks first can't be inspected.
+    json!({
+        "name": name,
+        "address": {"socket_address": {"address": address, "port_value": port}},
+        "per_connection_buffer_limit_bytes": buffer,
+        "listener_filters": [
+            extension(
+                "envoy.filters.listener.original_dst",
+                "envoy.extensions.filters.listener.original_dst.v3.OriginalDst",
+                json!({}),
+            ),
+            extension(
+                "envoy.filters.listener.tls_inspector",
+                "envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector",
+                json!({}),
+            ),
+        ],
+        "listener_filters_timeout": "15s",
+        "continue_on_listener_filters_timeout": false,
+        "filter_chains": [
+            // A connection that was not redirected has this port as its destination. Another pod would use
+            // the listener as its own proxy by it, and Envoy itself would come back for ever.
+            {"name": "not_redirected", "filter_chain_match": {"destination_port": port}, "filters": [closed()]},
+            // TLS can't be inspected yet, so it is closed rather than tunnelled.
+            {"name": "tls", "filter_chain_match": {"transport_protocol": "tls"}, "filters": [closed()]},
+            {"name": name, "filters": [filter]},
+        ],
+    })
+}
+
+/// Answers nothing and closes.
+fn closed() -> Value {
+    extension(
+        "envoy.filters.network.direct_response",
+        "envoy.extensions.filters.network.direct_response.v3.Config",
+        json!({}),
+    )
 }
 
 /// The listener of a base URL.

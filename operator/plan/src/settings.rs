@@ -15,6 +15,8 @@ pub struct Settings {
     pub proxy: Option<ProxyListener>,
     /// Listeners that each stand for one upstream.
     pub base_urls: Vec<BaseUrl>,
+    /// Ports on the loopback that are the sidecar's too, so that no call may lead to them.
+    pub own_ports: Vec<u16>,
     /// How long Envoy waits for each answer of the filter; raised to [`Settings::LEAST_MESSAGE_TIMEOUT`].
     pub message_timeout: Duration,
     /// Where the access log goes.
@@ -43,6 +45,7 @@ impl Settings {
             node_id: "sallyport".into(),
             proxy: None,
             base_urls: Vec::new(),
+            own_ports: Vec::new(),
             message_timeout: Self::DEFAULT_MESSAGE_TIMEOUT,
             access_log: AccessLog::Stdout,
             // One read of Envoy's (16 KiB) can overshoot; four are generous and still cheap.

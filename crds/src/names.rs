@@ -41,6 +41,11 @@ pub const ROTATE: &str = "sallyport.dev/rotate";
 /// The audience of the tokens by which a pod proves itself to the operator.
 pub const AUDIENCE: &str = "sallyport.dev";
 
+/// Label on the ConfigMaps by which the operator's replicas tell the leader what their sidecars said.
+pub const SHARD: &str = "sallyport.dev/shard";
+/// The field manager of everything the operator writes, and the reporting controller of its Events.
+pub const FIELD_MANAGER: &str = "sallyport-operator";
+
 /// The user and group of both sidecar containers. No other container of a guarded pod may have it: the
 /// capture rules let this user's traffic out.
 pub const SIDECAR_UID: i64 = 14_337;
@@ -92,6 +97,8 @@ pub mod reasons {
     pub const STALE_PODS: &str = "StalePods";
     /// RolloutRequired=False: every pod runs with the newest pod fields.
     pub const UP_TO_DATE: &str = "UpToDate";
+    /// Event: the kill switch is off again.
+    pub const UNKILLED: &str = "Unkilled";
     /// Event: a pod was guarded.
     pub const INJECTED: &str = "Injected";
     /// Event: a pod that asked for it was not guarded, or was refused.

@@ -5,27 +5,25 @@
 
 pub mod args;
 pub mod certs;
+pub mod discovery;
+pub mod events;
 pub mod health;
+pub mod index;
 pub mod lease;
 pub mod metrics;
 pub mod run;
 pub mod serve;
-mod stub;
+pub mod status;
 mod tasks;
 pub mod trust;
 pub mod webhook;
-
-// STUB until the branch with these modules is merged: then `pub mod index; pub mod discovery; pub mod status;`.
-pub use stub::{discovery, index, status};
 
 use std::collections::BTreeMap;
 
 pub use run::main;
 
-/// The field manager of what the operator writes, `caBundle` excepted.
-pub const FIELD_MANAGER: &str = "sallyport-operator";
-
 /// The label on what the operator makes.
-pub fn managed_by() -> BTreeMap<String, String> {
-    BTreeMap::from([("app.kubernetes.io/managed-by".to_owned(), FIELD_MANAGER.to_owned())])
+pub(crate) fn managed_by() -> BTreeMap<String, String> {
+    let manager = sallyport_api::names::FIELD_MANAGER;
+    BTreeMap::from([("app.kubernetes.io/managed-by".to_owned(), manager.to_owned())])
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
+use futures_util::FutureExt;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
@@ -89,20 +90,20 @@ async fn run(args: Args) -> anyhow::Result<()> {
 
     let bound = Arc::new(AtomicBool::new(false));
     let stopping = Arc::new(AtomicBool::new(false));
-    let synced = index.clone();
+    let (synced, subscribed, streams) = (index.clone(), index.clone(), index.clone());
     let health = Health {
         synced: Arc::new(move || synced.synced()),
         certificates: certificates.clone(),
         bound: bound.clone(),
         stopping: stopping.clone(),
-        // STUB: the discovery service hands over its own.
-        subscribers: Arc::new(|| serde_json::json!([])),
+        subscribers: Arc::new(move || serde_json::json!(discovery::subscribers(&subscribed))),
         metrics: metrics.clone(),
     };
     let tls = TlsAcceptor::from(certs::server_config(&certificates)?);
     let (admission, reporting) =
         webhook::start(client.clone(), index.clone(), settings, &args.pod_name, &metrics);
-    let discovery = discovery::router(client.clone(), index.clone(), metrics.registry());
+    let discovery = discovery::service(client.clone(), index.clone(), metrics.registry());
+    let discovery = tonic::service::Routes::new(discovery).into_axum_router();
     for (address, tls, router, listener) in [
         (args.metrics_addr, None, health::router(health), METRICS),
         (args.webhook_addr, Some(tls.clone()), admission, WEBHOOK),
@@ -114,7 +115,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     }
     bound.store(true, Ordering::Relaxed);
 
-    background.spawn("index", indexing);
+    background.spawn("index", indexing.map(Ok));
     background.spawn("events", reporting);
     if let Some(dir) = args.tls_dir.clone() {
         background.spawn("certificates", certs::files::run(dir, certificates.clone()));
@@ -148,7 +149,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     background
         .spawn("trust", trust::run(client.clone(), index.guarded_namespaces(), bundle, leading, counted));
     let identity = status::Identity { namespace: args.namespace.clone(), pod_name: args.pod_name.clone() };
-    background.spawn("status", status::run(client.clone(), index, leads, identity));
+    background.spawn("status", status::run(client.clone(), index, leads, identity).map(Ok));
     let election = lease::Settings {
         namespace: args.namespace,
         name: LEASE_NAME.into(),
@@ -166,6 +167,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     stopping.store(true, Ordering::Relaxed);
     stop_lease.send_replace(true);
     tokio::time::sleep(LEAVE).await;
+    streams.shut_down();
     stop.send_replace(true);
     serving.all().await;
     tracing::info!("stopped");

@@ -1,4 +1,5 @@
-//! An API server of a few lines: objects by path, resourceVersions, conflicts, and watches that say nothing.
+//! An API server of a few lines: objects by path, resourceVersions, conflicts, lists, watches, and of patches
+//! what the operator sends.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -20,6 +21,8 @@ pub(crate) struct FakeApi {
 struct Inner {
     objects: BTreeMap<String, Value>,
     version: u64,
+    /// What happened: at which version, which kind of event, where, and the object.
+    events: Vec<(u64, &'static str, String, Value)>,
     /// How the server behaves.
     ill: Ill,
     /// `METHOD path` of every write.
@@ -50,11 +53,8 @@ impl FakeApi {
         kube::Client::new(service, "default")
     }
 
-    pub(crate) fn put(&self, path: &str, mut object: Value) {
-        let mut inner = self.inner.lock().unwrap();
-        inner.version += 1;
-        object["metadata"]["resourceVersion"] = json!(inner.version.to_string());
-        inner.objects.insert(path.to_owned(), object);
+    pub(crate) fn put(&self, path: &str, object: Value) {
+        self.inner.lock().unwrap().store(path.to_owned(), object);
     }
 
     pub(crate) fn get(&self, path: &str) -> Option<Value> {
@@ -62,7 +62,11 @@ impl FakeApi {
     }
 
     pub(crate) fn delete(&self, path: &str) {
-        self.inner.lock().unwrap().objects.remove(path);
+        let mut inner = self.inner.lock().unwrap();
+        let gone = inner.objects.remove(path).unwrap();
+        inner.version += 1;
+        let version = inner.version;
+        inner.events.push((version, "DELETED", path.to_owned(), gone));
     }
 
     pub(crate) fn be(&self, ill: Ill) {
@@ -84,8 +88,7 @@ impl FakeApi {
         let (path, query) = (parts.uri.path().to_owned(), parts.uri.query().unwrap_or_default().to_owned());
         let body = to_bytes(axum::body::Body::new(body), usize::MAX).await.unwrap();
         if query.contains("watch=") {
-            // A watch on which nothing happens, ended by the client.
-            tokio::time::sleep(Duration::from_secs(3600)).await;
+            return self.watch(&path, &query).await;
         }
         let mut inner = self.inner.lock().unwrap();
         if parts.method != Method::GET {
@@ -95,7 +98,7 @@ impl FakeApi {
         match parts.method {
             Method::GET => match inner.objects.get(&path) {
                 Some(object) => reply(object),
-                None if is_list(&path) => reply(&inner.list(&path)),
+                None if is_list(&path) => reply(&inner.list(&path, &query)),
                 None => status(StatusCode::NOT_FOUND, "NotFound"),
             },
             Method::POST => {
@@ -117,8 +120,70 @@ impl FakeApi {
                 }
                 reply(&inner.store(path, object))
             }
+            Method::PATCH => {
+                let patch = given();
+                let kind = parts.headers["content-type"].to_str().unwrap();
+                let mut object = match inner.objects.get(&path) {
+                    Some(object) => object.clone(),
+                    None if kind.contains("apply") => json!({"metadata": {"namespace": namespace(&path)}}),
+                    None => return status(StatusCode::NOT_FOUND, "NotFound"),
+                };
+                merge(&mut object, &patch);
+                reply(&inner.store(path, object))
+            }
             _ => status(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"),
         }
+    }
+
+    /// What happened since the version that is asked for; the client asks again.
+    async fn watch(&self, path: &str, query: &str) -> Response<Body> {
+        let since: u64 = parameter(query, "resourceVersion").unwrap().parse().unwrap();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let inner = self.inner.lock().unwrap();
+        let happened = inner.events.iter().filter(|(v, _, at, _)| *v > since && listed(path, query, at));
+        let lines: String = happened
+            .map(|(version, kind, _, object)| {
+                let mut object = object.clone();
+                object["metadata"]["resourceVersion"] = json!(version.to_string());
+                format!("{}\n", json!({"type": kind, "object": object}))
+            })
+            .collect();
+        Response::new(Body::from(lines.into_bytes()))
+    }
+}
+
+/// Whether an object belongs to a list.
+fn listed(list: &str, query: &str, path: &str) -> bool {
+    let (kind, name) = (list.rsplit('/').next().unwrap(), path.rsplit('/').next().unwrap());
+    let named = parameter(query, "fieldSelector").is_none_or(|f| f.ends_with(name));
+    let prefix = list.strip_suffix(kind).unwrap();
+    let of_kind = path.rsplit('/').nth(1).unwrap() == kind;
+    named && of_kind && path.starts_with(prefix)
+}
+
+fn parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> {
+    query.split('&').find_map(|p| p.strip_prefix(name)?.strip_prefix('='))
+}
+
+fn namespace(path: &str) -> &str {
+    path.split("/namespaces/").nth(1).unwrap().split('/').next().unwrap()
+}
+
+/// Objects by field, webhooks by name.
+fn merge(object: &mut Value, patch: &Value) {
+    match (object, patch) {
+        (Value::Object(object), Value::Object(patch)) => {
+            for (key, value) in patch {
+                merge(object.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (Value::Array(all), Value::Array(patch)) => {
+            for one in patch {
+                let same = all.iter_mut().find(|a| a["name"] == one["name"]);
+                merge(same.unwrap(), one);
+            }
+        }
+        (object, patch) => *object = patch.clone(),
     }
 }
 
@@ -126,20 +191,24 @@ impl Inner {
     fn store(&mut self, path: String, mut object: Value) -> Value {
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        let kind = if self.objects.contains_key(&path) { "MODIFIED" } else { "ADDED" };
+        self.events.push((self.version, kind, path.clone(), object.clone()));
         self.objects.insert(path, object.clone());
         object
     }
 
-    fn list(&self, path: &str) -> Value {
-        let under = format!("{path}/");
+    fn list(&self, path: &str, query: &str) -> Value {
         let items: Vec<&Value> =
-            self.objects.iter().filter(|(p, _)| p.starts_with(&under)).map(|(_, o)| o).collect();
-        json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": items})
+            self.objects.iter().filter(|(p, _)| listed(path, query, p)).map(|(_, o)| o).collect();
+        let version = self.version.to_string();
+        json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": version}, "items": items})
     }
 }
 
 fn is_list(path: &str) -> bool {
-    ["limitranges", "agentpolicies"].iter().any(|kind| path.ends_with(kind))
+    ["limitranges", "agentpolicies", "secrets", "configmaps", "webhookconfigurations"]
+        .iter()
+        .any(|kind| path.ends_with(kind))
 }
 
 fn reply(object: &Value) -> Response<Body> {

@@ -9,6 +9,8 @@ mod admin;
 mod bench;
 mod envoy;
 mod eval;
+mod explain;
+mod inject;
 mod lint;
 mod machine;
 mod policy;
@@ -49,6 +51,8 @@ enum Command {
     Rules(rules::Args),
     Lint(lint::Args),
     Bench(bench::Args),
+    Inject(inject::Args),
+    Explain(explain::Args),
     /// The filter that `bench` measures
     #[command(hide = true)]
     BenchExtproc(bench::children::ExtprocArgs),
@@ -69,6 +73,8 @@ pub fn run() -> ExitCode {
         Command::Rules(args) => rules::run(&args),
         Command::Lint(args) => lint::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Inject(args) => inject::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::BenchExtproc(args) => args.run(),
         Command::BenchUpstream(args) => args.run(),
         Command::Tether(args) => args.run(),

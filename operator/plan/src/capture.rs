@@ -22,7 +22,8 @@ const NAMESERVERS_6: &str = "nameservers6";
 /// only the pod knows, and hands everything to nft as one transaction: there is no moment with half of the
 /// rules, and an error leaves none and fails the pod.
 ///
-/// Written for every shell: no arrays, no pipe whose failure is lost. What looks like no address is left
+/// Written for every shell, and for a read-only root: no here-document, which some shells keep in a file. What
+/// looks like no address is left
 /// out, so a line of `/etc/resolv.conf` can't become a rule.
 pub const SCRIPT: &str = r#"set -eu
 rules=$1
@@ -37,9 +38,7 @@ while read -r key value rest || [ -n "${key:-}" ]; do
   rules="$rules
 add element inet sallyport $set { $value }"
 done < "${RESOLV_CONF:-/etc/resolv.conf}"
-nft -f - <<END
-$rules
-END
+printf '%s\n' "$rules" | nft -f -
 "#;
 
 /// Renders the rules. The same policy gives the same script; it may be loaded again over itself.
@@ -60,7 +59,7 @@ pub fn nft_rules(capture: &Capture) -> String {
         let _ = writeln!(past, "    tcp dport {{ {ports} }} return");
         let _ = writeln!(pass, "    tcp dport {{ {ports} }} counter name excluded accept");
     }
-    let counters: String = COUNTERS.iter().map(|name| format!("  counter {name} {{\n  }}\n")).collect();
+    let counters = COUNTERS.map(|name| format!("  counter {name} {{\n  }}\n")).concat();
     format!(
         "\
 table inet sallyport
@@ -101,6 +100,7 @@ table inet sallyport {{
     ct state related meta l4proto {{ icmp, ipv6-icmp }} accept
     # Without neighbour discovery there is no IPv6. Only the kernel can send these without NET_RAW.
     icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit }} accept
+    icmpv6 type {{ mld-listener-report, mld-listener-done, mld2-listener-report }} accept
     ip daddr @{NAMESERVERS_4} meta l4proto {{ tcp, udp }} th dport 53 counter name dns accept
     ip6 daddr @{NAMESERVERS_6} meta l4proto {{ tcp, udp }} th dport 53 counter name dns accept
 {pass}    udp dport 53 counter name dropped_dns drop

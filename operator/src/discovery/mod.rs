@@ -22,6 +22,7 @@ use futures_util::stream::BoxStream;
 use prometheus::Registry;
 use sallyport_proto::discovery::{Bundle, Discovery, DiscoveryServer, SubscribeRequest, SubscribeResponse};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -85,6 +86,11 @@ pub fn service(client: kube::Client, index: Index, registry: &Registry) -> Disco
         tracing::error!(%error, "metrics of discovery are not gathered");
     }
     served(Box::new(client), index, Limits::default())
+}
+
+/// [`service`] as a router, for a server that speaks TLS and HTTP/2.
+pub fn router(client: kube::Client, index: Index, registry: &Registry) -> axum::Router {
+    tonic::service::Routes::new(service(client, index, registry)).prepare().into_axum_router()
 }
 
 /// Everybody who is connected to this replica: what `/subscribers` answers.
@@ -221,11 +227,12 @@ impl Service {
     }
 
     async fn review(&self, token: &str) -> Result<Verdict, Refused> {
-        if let Some(verdict) = self.cache.get(token) {
-            self.streams.enter().map_err(Refused::TooMany)?;
+        let now = Instant::now();
+        if let Some(verdict) = self.cache.get(token, now) {
+            self.streams.enter(now).map_err(Refused::TooMany)?;
             return Ok(verdict);
         }
-        self.reviews.enter().map_err(Refused::TooMany)?;
+        self.reviews.enter(now).map_err(Refused::TooMany)?;
         let verdict = self.reviewer.review(token).await.inspect_err(|error| {
             self.index.metrics().review("error");
             tracing::warn!(%error, "a sidecar can't be let in");
@@ -234,7 +241,7 @@ impl Service {
             Verdict::Pod(_) => "authenticated",
             Verdict::Rejected(_) => "rejected",
         });
-        self.cache.put(token, &verdict);
+        self.cache.put(token, &verdict, Instant::now());
         Ok(verdict)
     }
 

@@ -137,7 +137,7 @@ pub(super) async fn follow_shards(
                 match text.map(|t| serde_json::from_str::<Shard>(t)) {
                     Some(Ok(shard)) => {
                         let version = map.resource_version().unwrap_or_default();
-                        others.put(&map.name_any(), &version, shard);
+                        others.put(&map.name_any(), &version, shard, Instant::now());
                         index.touch();
                     }
                     _ => tracing::warn!(replica = map.name_any(), "counts that can't be read"),

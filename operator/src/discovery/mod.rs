@@ -58,7 +58,7 @@ impl Default for Limits {
             streams_per_second: 500,
             hello: Duration::from_secs(10),
             pod: Duration::from_secs(10),
-            life: Duration::from_mins(30),
+            life: Duration::from_secs(30 * 60),
         }
     }
 }
@@ -118,7 +118,7 @@ pub(crate) enum Refused {
     NoToken,
     #[error("{0}")]
     BadToken(&'static str),
-    #[error("too many streams begin; come again in {} s", .0.as_secs_f64().ceil())]
+    #[error("too many streams begin; come again in {} s", seconds(*.0))]
     TooMany(Duration),
     #[error("{0}")]
     Review(#[from] ReviewError),
@@ -171,8 +171,7 @@ impl Refused {
     fn status(&self) -> Status {
         let mut metadata = MetadataMap::new();
         if let Self::TooMany(wait) = self {
-            // Whole seconds, and never zero: who is told 0 comes at once.
-            metadata.insert("retry-after", (wait.as_secs_f64().ceil().max(1.0) as u64).into());
+            metadata.insert("retry-after", seconds(*wait).into());
         }
         Status::with_metadata(self.code(), self.to_string(), metadata)
     }
@@ -269,6 +268,11 @@ impl Service {
             }
         })
     }
+}
+
+/// Whole seconds, and never zero: who is told 0 comes at once.
+const fn seconds(wait: Duration) -> u64 {
+    wait.as_secs() + 1
 }
 
 fn bearer(metadata: &MetadataMap) -> Option<&str> {

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 /// How long a good verdict may be believed, whatever the token says of itself: what is revoked within this
 /// time still connects. Its pod must be in the index all the same.
-const LONGEST: Duration = Duration::from_mins(10);
+const LONGEST: Duration = Duration::from_secs(10 * 60);
 /// How long a bad verdict is believed. Long enough that a sidecar with a bad token costs the API server
 /// little, short enough that one that was early recovers.
 const REJECTED: Duration = Duration::from_secs(10);

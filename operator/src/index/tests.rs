@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::error_boundary::InvalidObject;
-use sallyport_api::{AgentPolicyObject, names};
+use sallyport_api::{AgentPolicyObject, AgentPolicySpec, names};
 use sallyport_plan::inject::InjectSettings;
 use sallyport_proto::discovery::{Bundle, POLICY_PART, SCHEMA, bundle_digest, part_digest};
 use serde_json::{Value, json};
@@ -60,7 +60,7 @@ impl Cluster {
     }
 
     fn facts(&self, policy: &str) -> PolicyFacts {
-        self.index.read(|s| s.facts())[&("agents".to_owned(), policy.to_owned())].clone()
+        self.index.read(super::state::State::facts)[&("agents".to_owned(), policy.to_owned())].clone()
     }
 }
 
@@ -118,8 +118,7 @@ fn a_bundle_holds_the_policy_and_names_its_content() {
         assert_eq!(part.digest, part_digest(part.content.as_ref().unwrap()));
     }
     let policy = bundle.parts.iter().find(|p| p.name == POLICY_PART).unwrap();
-    let spec: sallyport_api::AgentPolicySpec =
-        serde_json::from_slice(policy.content.as_ref().unwrap()).unwrap();
+    let spec: AgentPolicySpec = serde_json::from_slice(policy.content.as_ref().unwrap()).unwrap();
     assert_eq!(spec.selector.match_labels["app"], "bot");
 }
 
@@ -359,8 +358,7 @@ fn pods_that_do_not_run_are_not_counted_and_pods_with_older_fields_are_stale() {
     leaving.metadata.deletion_timestamp =
         Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
     cluster.index.apply_pod(&leaving);
-    let status =
-        json!({"digest": sallyport_plan::inject::pod_fields_digest(&Default::default(), &settings())});
+    let status = json!({"digest": sallyport_plan::inject::pod_fields_digest(&AgentPolicySpec::default(), &settings())});
     cluster.index.apply_pod(&pod("fresh", "4", &json!({}), &json!({names::STATUS: status.to_string()})));
     let facts = cluster.facts("p");
     assert_eq!((facts.pods, facts.stale), (2, 1));
@@ -370,7 +368,7 @@ fn pods_that_do_not_run_are_not_counted_and_pods_with_older_fields_are_stale() {
 fn guarded_namespaces_are_those_with_the_label_or_with_pods() {
     let index = Index::new(settings());
     let namespace = |name: &str, inject: Option<&str>| {
-        let labels = inject.map(|v| json!({names::INJECT: v})).unwrap_or_else(|| json!({}));
+        let labels = inject.map_or_else(|| json!({}), |v| json!({names::INJECT: v}));
         index.apply_namespace(&serde_json::from_value(json!({"name": name, "labels": labels})).unwrap());
     };
     let guarded = index.guarded_namespaces();

@@ -22,10 +22,8 @@ use std::collections::BTreeMap;
 
 pub use run::main;
 
-/// The field manager of what the operator writes, `caBundle` excepted.
-pub const FIELD_MANAGER: &str = "sallyport-operator";
-
 /// The label on what the operator makes.
-pub fn managed_by() -> BTreeMap<String, String> {
-    BTreeMap::from([("app.kubernetes.io/managed-by".to_owned(), FIELD_MANAGER.to_owned())])
+pub(crate) fn managed_by() -> BTreeMap<String, String> {
+    let manager = sallyport_api::names::FIELD_MANAGER;
+    BTreeMap::from([("app.kubernetes.io/managed-by".to_owned(), manager.to_owned())])
 }

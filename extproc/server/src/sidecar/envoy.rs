@@ -177,10 +177,9 @@ impl Envoy {
                 Ok(now) if now.taken > before.taken && now.version == version => return Ok(()),
                 // A restarted one counts from zero, and begins with the new file.
                 Ok(now) if now.taken < before.taken && now.version == version => return Ok(()),
-                Ok(_) => {}
                 // Gone: the next one begins with the new file.
                 Err(AdminError::Connect(_)) => return Ok(()),
-                Err(_) => {}
+                Ok(_) | Err(_) => {}
             }
             if tokio::time::Instant::now() > end {
                 return Err(Fault::Silent);
@@ -307,7 +306,7 @@ impl Lds {
                 "update_success" => lds.taken = number(),
                 // What is no DiscoveryResponse fails before it can be rejected.
                 "update_rejected" | "update_failure" => lds.rejected += number(),
-                "version_text" => lds.version = value.trim().trim_matches('"').to_owned(),
+                "version_text" => value.trim().trim_matches('"').clone_into(&mut lds.version),
                 _ => {}
             }
         }

@@ -35,7 +35,7 @@ fn a_guarded_pod_has_the_sidecar_before_everything_else() {
     let mut manifest = Namespace::agent_manifest("agent");
     manifest["spec"]["initContainers"] = json!([{
         "name": "prepare", "image": sallyport_e2e::cluster::agent_image(), "imagePullPolicy": "Never",
-        "command": ["/sallyport-e2e-agent"], "args": ["once", "403", "http://example.com/"],
+        "command": ["/sallyport-e2e-agent"], "args": ["once", "403", "http://10.96.0.1/"],
         "securityContext": {"runAsUser": 1000},
     }]);
     namespace.run(&manifest);

@@ -10,13 +10,8 @@ fn commands(heading: &str) -> Vec<String> {
         std::fs::read_to_string(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md"))).unwrap();
     let after = readme.split_once(heading).unwrap_or_else(|| panic!("no {heading:?} in the README")).1;
     let block = after.split("```").nth(1).expect("a block of commands");
-    block
-        .lines()
-        .skip(1)
-        .map(str::trim)
-        .filter(|l| !l.is_empty() && !l.starts_with('#'))
-        .map(str::to_owned)
-        .collect()
+    let lines = block.lines().filter_map(|l| l.trim().strip_prefix("$ "));
+    lines.map(|l| l.split("  #").next().unwrap_or(l).trim().to_owned()).collect()
 }
 
 #[test]

@@ -3,9 +3,6 @@
 //! The API server applies them without any help of ours. `load_policy` makes the same checks in Rust, for
 //! commands that have no API server and for an operator that must not trust that the newest CRD is
 //! installed; a test holds that both refuse the same cases (`crds/cases`).
-//!
-//! Not here: the syntax of the keys of `selector.matchLabels`, because a map's keys have no bound that the
-//! API server's cost estimate would know.
 
 use schemars::Schema;
 use serde::Serialize;
@@ -153,10 +150,13 @@ pub(crate) fn overrides() -> Vec<Rule> {
 }
 
 pub(crate) fn match_labels() -> Vec<Rule> {
-    vec![rule(
-        format!("self.all(k, self[k].matches('{LABEL_VALUE}'))"),
-        "holds a value that is not a label's value",
-    )]
+    vec![
+        rule(format!("self.all(k, k.matches('{LABEL_KEY}'))"), "holds a key that is not a label's key"),
+        rule(
+            format!("self.all(k, self[k].matches('{LABEL_VALUE}'))"),
+            "holds a value that is not a label's value",
+        ),
+    ]
 }
 
 pub(crate) fn match_expressions() -> Vec<Rule> {

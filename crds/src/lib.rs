@@ -9,14 +9,19 @@
 pub mod bounds;
 #[cfg(feature = "kube")]
 mod cel;
+mod check;
+mod class;
 #[cfg(feature = "kube")]
 mod crd;
 mod load;
 pub mod names;
 mod policy;
+pub mod quantity;
 #[cfg(feature = "kube")]
 mod status;
 
+pub use check::check_spec;
+pub use class::{CLASSES, Class, class};
 #[cfg(feature = "kube")]
 pub use crd::{CrdError, crd, crd_yaml};
 pub use load::{LoadError, load_policy};

@@ -43,7 +43,8 @@ pub struct Metadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// The wanted behaviour.
+/// The wanted behaviour. Each field's description ends with when a change of it reaches pods that run: Hot,
+/// at once; Listener, once Envoy took new listeners, which cuts no connection; Pod, when the pod is made anew.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[cfg_attr(
@@ -514,7 +515,8 @@ pub struct Exception {
 #[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Limits {
-    /// The largest body, in bytes, that is held for inspection; a larger one is refused with 413.
+    /// The largest body, in bytes, that is held for inspection; a larger one is refused with 413. The
+    /// sidecar's memory and timeouts are computed from it, and follow when the pod is made anew.
     #[cfg_attr(
         feature = "kube",
         schemars(

@@ -11,6 +11,7 @@ pub mod health;
 pub mod index;
 pub mod lease;
 pub mod metrics;
+pub mod probe;
 pub mod run;
 pub mod serve;
 pub mod status;
@@ -22,10 +23,8 @@ use std::collections::BTreeMap;
 
 pub use run::main;
 
-/// The field manager of what the operator writes, `caBundle` excepted.
-pub const FIELD_MANAGER: &str = "sallyport-operator";
-
 /// The label on what the operator makes.
-pub fn managed_by() -> BTreeMap<String, String> {
-    BTreeMap::from([("app.kubernetes.io/managed-by".to_owned(), FIELD_MANAGER.to_owned())])
+pub(crate) fn managed_by() -> BTreeMap<String, String> {
+    let manager = sallyport_api::names::FIELD_MANAGER;
+    BTreeMap::from([("app.kubernetes.io/managed-by".to_owned(), manager.to_owned())])
 }

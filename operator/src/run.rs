@@ -47,6 +47,10 @@ const METRICS: Listener =
 
 /// Runs the process.
 pub fn main() -> ExitCode {
+    let mut words = std::env::args().skip(1);
+    if words.next().as_deref() == Some("probe") {
+        return crate::probe::run(words);
+    }
     let args = Args::parse();
     let filter = match args.log_level.parse::<tracing_subscriber::EnvFilter>() {
         Ok(filter) => filter,
@@ -89,13 +93,13 @@ async fn run(args: Args) -> anyhow::Result<()> {
 
     let bound = Arc::new(AtomicBool::new(false));
     let stopping = Arc::new(AtomicBool::new(false));
-    let (synced, connected, followed) = (index.clone(), index.clone(), index.clone());
+    let (synced, subscribed, streams) = (index.clone(), index.clone(), index.clone());
     let health = Health {
         synced: Arc::new(move || synced.synced()),
         certificates: certificates.clone(),
         bound: bound.clone(),
         stopping: stopping.clone(),
-        subscribers: Arc::new(move || serde_json::json!(discovery::subscribers(&connected))),
+        subscribers: Arc::new(move || serde_json::json!(discovery::subscribers(&subscribed))),
         metrics: metrics.clone(),
     };
     let tls = TlsAcceptor::from(certs::server_config(&certificates)?);
@@ -114,7 +118,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     }
     bound.store(true, Ordering::Relaxed);
 
-    background.spawn("index", async { Ok(indexing.await) });
+    background.spawn("index", indexing);
     background.spawn("events", reporting);
     if let Some(dir) = args.tls_dir.clone() {
         background.spawn("certificates", certs::files::run(dir, certificates.clone()));
@@ -148,8 +152,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     background
         .spawn("trust", trust::run(client.clone(), index.guarded_namespaces(), bundle, leading, counted));
     let identity = status::Identity { namespace: args.namespace.clone(), pod_name: args.pod_name.clone() };
-    let status = status::run(client.clone(), index, leads, identity);
-    background.spawn("status", async { Ok(status.await) });
+    background.spawn("status", status::run(client.clone(), index, leads, identity));
     let election = lease::Settings {
         namespace: args.namespace,
         name: LEASE_NAME.into(),
@@ -167,8 +170,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     stopping.store(true, Ordering::Relaxed);
     stop_lease.send_replace(true);
     tokio::time::sleep(LEAVE).await;
-    // Streams of policy never end by themselves.
-    followed.shut_down();
+    streams.shut_down();
     stop.send_replace(true);
     serving.all().await;
     tracing::info!("stopped");

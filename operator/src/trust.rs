@@ -18,7 +18,7 @@ use kube::api::{ObjectMeta, Patch, PatchParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
-use sallyport_api::names::{TRUST_CONFIG_MAP, TRUST_KEY};
+use sallyport_api::names::{FIELD_MANAGER, TRUST_CONFIG_MAP, TRUST_KEY};
 use tokio::sync::watch;
 
 use crate::metrics::Metrics;
@@ -119,7 +119,7 @@ async fn write(client: &Client, namespace: &str, bundle: &str) -> bool {
         data: Some(BTreeMap::from([(TRUST_KEY.to_owned(), bundle.to_owned())])),
         ..ConfigMap::default()
     };
-    let params = PatchParams::apply(crate::FIELD_MANAGER).force();
+    let params = PatchParams::apply(FIELD_MANAGER).force();
     let patch = Patch::Apply(&map);
     match tokio::time::timeout(WRITE, api.patch(TRUST_CONFIG_MAP, &params, &patch)).await {
         Ok(Ok(_)) => {

@@ -121,3 +121,11 @@ containers:
       limits: {memory: 64Mi}
     securityContext: {{- include "sallyport.securityContext" . | nindent 6 }}
 {{- end -}}
+
+{{/* CEL: the pod asks to be guarded, by annotation or label. */}}
+{{- define "sallyport.asks" -}}
+(has(object.metadata.annotations) && "sallyport.dev/inject" in object.metadata.annotations
+&& object.metadata.annotations["sallyport.dev/inject"] == "true")
+|| (has(object.metadata.labels) && "sallyport.dev/inject" in object.metadata.labels
+&& object.metadata.labels["sallyport.dev/inject"] == "true")
+{{- end -}}

@@ -14,7 +14,7 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sallyport_proto::discovery::{
     Ack, DiscoveryClient, Hello, Kill, Nack, Request, Response, SCHEMA, SubscribeRequest,
@@ -36,6 +36,8 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 /// An operator that died without a word is noticed after the sum of these.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A stream that was there for so long did not fail to begin.
+const LONG: Duration = Duration::from_secs(60);
 /// A policy of a megabyte of Cedar and its Envoy configuration, several times over.
 const MOST_MESSAGE_BYTES: usize = 16 << 20;
 /// Our answers to one bundle each; the operator reads them at once.
@@ -74,7 +76,7 @@ pub struct Client {
 /// How a stream ended.
 struct End {
     why: Error,
-    /// It brought something that could be used.
+    /// It brought something that could be used, or was there for long.
     useful: bool,
 }
 
@@ -140,11 +142,12 @@ impl Client {
 
     async fn stream(&mut self) -> End {
         let mut useful = false;
+        let begun = Instant::now();
         let why = match self.follow(&mut useful).await {
             Ok(()) => Error::Closed,
             Err(why) => why,
         };
-        End { why, useful }
+        End { why, useful: useful || begun.elapsed() > LONG }
     }
 
     async fn follow(&mut self, useful: &mut bool) -> Result<(), Error> {

@@ -53,25 +53,24 @@ pub mod name {
 
 /// Every name, for whoever checks dashboards and alerts against them.
 pub fn names() -> Vec<&'static str> {
-    use name::*;
     vec![
-        DECISIONS,
-        FINDINGS,
-        ANSWER_MICROS,
-        BODY_BYTES,
-        STREAMS,
-        BUDGET_USED,
-        BUDGET_LIMIT,
-        SCAN_TIMEOUTS,
-        HEARTBEAT_AGE,
-        BUNDLE_AGE,
-        BUNDLE_INFO,
-        BUNDLE_GENERATION,
-        KILLED,
-        CONNECTED,
-        BUNDLES,
-        BUILD_INFO,
-        ENVOY_UP,
+        name::DECISIONS,
+        name::FINDINGS,
+        name::ANSWER_MICROS,
+        name::BODY_BYTES,
+        name::STREAMS,
+        name::BUDGET_USED,
+        name::BUDGET_LIMIT,
+        name::SCAN_TIMEOUTS,
+        name::HEARTBEAT_AGE,
+        name::BUNDLE_AGE,
+        name::BUNDLE_INFO,
+        name::BUNDLE_GENERATION,
+        name::KILLED,
+        name::CONNECTED,
+        name::BUNDLES,
+        name::BUILD_INFO,
+        name::ENVOY_UP,
     ]
 }
 
@@ -262,7 +261,7 @@ impl Metrics {
     }
 }
 
-fn index<T: PartialEq>(all: &[T], one: T) -> Option<usize> {
+fn index<T: PartialEq + Copy>(all: &[T], one: T) -> Option<usize> {
     all.iter().position(|x| *x == one)
 }
 

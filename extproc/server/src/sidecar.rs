@@ -74,8 +74,6 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()> + Send) ->
     // Blocks everything from here on, and before the server answers anybody.
     let applier = Arc::new(Applier::new(server.policy(), server.stop(), state, envoy.clone()));
     let ready = ready::ReadySocket::bind(&options.run_dir).context("the readiness socket")?;
-    let listener = http::bind(options.metrics_addr)
-        .with_context(|| format!("--metrics-addr {}: can't listen", options.metrics_addr))?;
     tracing::info!(socket, metrics = %options.metrics_addr, "listening");
 
     let pages = Arc::new(http::Pages {
@@ -88,11 +86,7 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()> + Send) ->
         page: Mutex::default(),
         envoy_ready: Mutex::default(),
     });
-    let metrics_ended = aside("metrics", async move {
-        if let Err(e) = http::serve(listener, pages).await {
-            tracing::error!("metrics: {e}");
-        }
-    })?;
+    let metrics_ended = aside("metrics", http::serve(options.metrics_addr, pages))?;
     let target = Target { url: options.discovery, identity_dir: options.identity_dir };
     let in_force = applier.watch();
     let discovery_ended = aside("discovery", async move {

@@ -13,13 +13,9 @@ use sallyport_proto::ext_proc::{ProcessingRequest, ProcessingResponse};
 use tokio::sync::watch;
 use tonic::Status;
 
-use crate::exchange::{Exchange, Note, Outcome, Settled, Step, Work};
+use crate::exchange::{Exchange, INLINE_SCAN_BYTES, Note, Outcome, Settled, Step, Work};
 use crate::observer::MessageKind;
 use crate::stop::Why;
-
-/// Scans of more than this leave the thread that answers Envoy: at some 200 MB/s they would keep every
-/// other exchange waiting for more than a millisecond.
-const INLINE_SCAN_BYTES: usize = 256 << 10;
 
 /// How far the process is from its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,12 +11,15 @@ mod check;
 mod cluster;
 mod envoy;
 mod eval;
+mod explain;
+mod inject;
 mod lint;
 mod machine;
 mod policy;
 mod rules;
 mod rundir;
 mod scan;
+mod size;
 mod status;
 mod table;
 mod up;
@@ -52,8 +55,11 @@ enum Command {
     Rules(rules::Args),
     Lint(lint::Args),
     Bench(bench::Args),
+    Size(size::Args),
     Check(check::Args),
     Status(status::Args),
+    Inject(inject::Args),
+    Explain(explain::Args),
     /// The filter that `bench` measures
     #[command(hide = true)]
     BenchExtproc(bench::children::ExtprocArgs),
@@ -74,8 +80,11 @@ pub fn run() -> ExitCode {
         Command::Rules(args) => rules::run(&args),
         Command::Lint(args) => lint::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Size(args) => size::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Inject(args) => inject::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::BenchExtproc(args) => args.run(),
         Command::BenchUpstream(args) => args.run(),
         Command::Tether(args) => args.run(),

@@ -11,6 +11,7 @@
 mod access_log;
 pub mod capture;
 mod cluster;
+mod digest;
 mod filter;
 mod http;
 pub mod inject;
@@ -43,17 +44,17 @@ pub fn render(spec: &AgentPolicySpec, settings: &Settings) -> Value {
         listeners.push(listener::base_url(spec, settings, base, buffer));
         clusters.push(cluster::fixed(settings, base, buffer));
     }
-    bootstrap(settings, json!({"listeners": listeners, "clusters": clusters}))
+    bootstrap(settings, &listeners, &clusters)
 }
 
 /// What every bootstrap has in common.
-fn bootstrap(settings: &Settings, static_resources: Value) -> Value {
+fn bootstrap(settings: &Settings, listeners: &[Value], clusters: &[Value]) -> Value {
     json!({
         "node": {"id": settings.node_id, "cluster": "sallyport"},
         // A TCP admin port would be open to everything that shares the loopback with the agent, and it
         // can stop Envoy. A socket of mode 0600 (384) belongs to the proxy's user alone.
         "admin": {"address": {"pipe": {"path": path(&settings.admin_socket()), "mode": 384}}},
-        "static_resources": static_resources,
+        "static_resources": {"listeners": listeners, "clusters": clusters},
         "stats_config": {"stats_matcher": {"exclusion_list": {"patterns": [
             // Nobody reads these, and each costs memory in every sidecar.
             {"prefix": "runtime."},

@@ -9,8 +9,8 @@
 use sallyport_api::names::{METRICS_PORT, PROXY_PORT, RUN_DIR, TRANSPARENT_PORT};
 use sallyport_api::{AgentPolicySpec, CaptureMode};
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
+use crate::digest::sha256_hex;
 use crate::settings::{ProxyListener, Settings};
 use crate::{bootstrap, buffer_limit, cluster, listener, size};
 
@@ -25,10 +25,8 @@ pub const TRANSPARENT_V6: &str = "transparent_v6";
 pub fn render_sidecar(spec: &AgentPolicySpec) -> Value {
     let settings = settings(spec);
     let buffer = buffer_limit(spec, &settings);
-    let mut bootstrap = bootstrap(
-        &settings,
-        json!({"clusters": [cluster::extproc(&settings, buffer), cluster::by_name(&settings, buffer)]}),
-    );
+    let clusters = [cluster::extproc(&settings, buffer), cluster::by_name(&settings, buffer)];
+    let mut bootstrap = bootstrap(&settings, &[], &clusters);
     bootstrap["dynamic_resources"] = json!({"lds_config": {
         "resource_api_version": "V3",
         // The directory is watched, because the file is replaced, not written.
@@ -62,7 +60,5 @@ fn discovery_response(mut listeners: Vec<Value>) -> Value {
         listener["@type"] = json!("type.googleapis.com/envoy.config.listener.v3.Listener");
     }
     let resources = Value::Array(listeners);
-    let digest = Sha256::digest(resources.to_string());
-    let version: String = digest.iter().take(16).map(|b| format!("{b:02x}")).collect();
-    json!({"version_info": version, "resources": resources})
+    json!({"version_info": sha256_hex(&resources.to_string()), "resources": resources})
 }

@@ -180,3 +180,22 @@ fn injecting_twice_is_injecting_once() {
         assert_eq!(once.pod, twice.pod, "{name}");
     }
 }
+
+#[test]
+fn the_digest_follows_what_a_restart_would_change_and_nothing_else() {
+    let plain = AgentPolicySpec::default();
+    let digest = |spec: &AgentPolicySpec| pod_fields_digest(spec, &settings());
+    let mut hot = plain.clone();
+    hot.cedar.inline = "// nothing".into();
+    hot.selector.match_labels.insert("app".into(), "bot".into());
+    assert_eq!(digest(&plain), digest(&hot));
+    let explicit = Capture { mode: CaptureMode::Explicit, ..Capture::default() };
+    let root = Isolation { allow_root: true, ..Isolation::default() };
+    let with_capture = AgentPolicySpec { capture: explicit, ..plain.clone() };
+    let with_isolation = AgentPolicySpec { isolation: root, ..plain.clone() };
+    let mut newer = settings();
+    newer.images.envoy = "registry.test/sallyport-envoy:2".into();
+    let all =
+        [digest(&plain), digest(&with_capture), digest(&with_isolation), pod_fields_digest(&plain, &newer)];
+    assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
+}

@@ -8,7 +8,7 @@ use std::path::Path;
 use sallyport_api::{AgentPolicySpec, Capture, CaptureMode, Limits};
 use sallyport_plan::capture::nft_rules;
 use sallyport_plan::sidecar::render_sidecar;
-use serde_json::Value;
+use serde_json::json;
 
 fn golden(file: &str, got: &str) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(file);
@@ -50,7 +50,7 @@ fn the_version_follows_the_listeners_and_nothing_else() {
 fn no_listener_of_a_pod_is_static() {
     for mode in [CaptureMode::Init, CaptureMode::Explicit] {
         let bootstrap = &render_sidecar(&spec(mode))["bootstrap"];
-        assert_eq!(bootstrap["static_resources"]["listeners"], Value::Null);
+        assert_eq!(bootstrap["static_resources"]["listeners"], json!([]));
     }
 }
 

@@ -140,7 +140,7 @@ impl Keeper {
             None if stale => self.list.clone(),
             None => return Ok(()),
         };
-        let params = PostParams { field_manager: Some(crate::FIELD_MANAGER.into()), ..PostParams::default() };
+        let params = PostParams { field_manager: Some(names::FIELD_MANAGER.into()), ..PostParams::default() };
         let result = match &self.seen {
             Seen::There(secret) => {
                 let mut secret = secret.clone();

@@ -7,6 +7,7 @@ use sallyport_api::{AgentPolicyStatus, CapacityStatus};
 use sallyport_plan::size;
 
 use super::shard::Tally;
+use crate::events::cut;
 use crate::index::state::{GoodFacts, PolicyFacts};
 
 /// Bytes of a condition's message that are written. Kubernetes takes 32 KiB; nobody reads more than this.
@@ -180,16 +181,7 @@ fn rollout(facts: &PolicyFacts) -> Said {
 
 fn capacity(good: &GoodFacts) -> CapacityStatus {
     let sizing = size(&good.spec);
-    let cpu = sizing.extproc_cpu_millis + sizing.envoy_cpu_millis;
-    let memory = (sizing.extproc_memory_bytes + sizing.envoy_memory_bytes).div_ceil(1 << 20);
-    CapacityStatus {
-        cpu: format!("{cpu}m"),
-        summary: format!(
-            "{cpu}m / {memory}Mi, {} % at {} rps",
-            sizing.load_percent, good.spec.capacity.requests_per_second
-        ),
-        record: sizing.record,
-    }
+    CapacityStatus { cpu: sizing.cpu(), summary: sizing.summary(), record: sizing.record }
 }
 
 /// As much of a digest as people compare.
@@ -199,7 +191,7 @@ fn short(digest: &str) -> &str {
 
 fn shortened(mut message: String) -> String {
     if message.len() > LONGEST_MESSAGE {
-        message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
+        cut(&mut message, LONGEST_MESSAGE);
         message.push_str("...");
     }
     message

@@ -1,8 +1,9 @@
 //! What a webhook answers.
 
-use kube::core::DynamicObject;
+use k8s_openapi::ByteString;
 use kube::core::Status;
-use kube::core::admission::{AdmissionResponse, AdmissionReview};
+use kube::core::admission::AdmissionResponse;
+use serde_json::{Value, json};
 
 use super::review::Envelope;
 
@@ -72,17 +73,15 @@ impl Answer {
 
     /// The review that is sent back, or the text of an error. Plain text of status 500 is what the API
     /// server shows to who sent the object.
-    pub(super) fn into_review(self, envelope: &Envelope) -> Result<AdmissionReview<DynamicObject>, String> {
+    pub(super) fn into_review(self, envelope: &Envelope) -> Result<Value, String> {
         let mut response = AdmissionResponse::from(&*envelope.request);
+        let mut operations = None;
         match self {
             Self::Allowed { warnings, patch, .. } => {
                 let warnings: Vec<String> = warnings.iter().map(|w| warning(w)).collect();
                 response.warnings = (!warnings.is_empty()).then_some(warnings);
                 if !patch.0.is_empty() {
-                    // kube has a json-patch of another version; both are RFC 6902 on the wire.
-                    let theirs = serde_json::to_value(&patch).and_then(serde_json::from_value);
-                    let theirs = theirs.map_err(|e| e.to_string())?;
-                    response = response.with_patch(theirs).map_err(|e| e.to_string())?;
+                    operations = Some(ByteString(serde_json::to_vec(&patch).map_err(|e| e.to_string())?));
                 }
             }
             Self::Denied { code, reason, message } => {
@@ -92,7 +91,13 @@ impl Answer {
             }
             Self::Failed { reason, message } => return Err(format!("{reason}: {message}")),
         }
-        Ok(response.into_review())
+        let mut review = serde_json::to_value(response.into_review()).map_err(|e| e.to_string())?;
+        // kube writes the bytes as a list of numbers, four times the size; the API says base64.
+        if let Some(operations) = operations {
+            review["response"]["patch"] = json!(operations);
+            review["response"]["patchType"] = json!("JSONPatch");
+        }
+        Ok(review)
     }
 }
 

@@ -25,7 +25,7 @@ const FIRST: Duration = Duration::from_secs(1);
 pub trait Known: Send + Sync + 'static {
     /// Whether it has read everything once.
     fn synced(&self) -> bool;
-    /// Every policy of a namespace.
+    /// The policies of a namespace that can be in force.
     fn policies(&self, namespace: &str) -> Vec<AgentPolicyObject>;
     /// The labels of a namespace; `None` if there is no such namespace.
     fn namespace(&self, name: &str) -> Option<BTreeMap<String, String>>;
@@ -99,8 +99,12 @@ impl Cluster {
         Ok(Some(Surroundings { labels, policies, limit_ranges: self.limit_ranges(namespace).await? }))
     }
 
-    /// What the API server says of a namespace now.
-    pub(super) async fn fresh(&self, namespace: &str) -> Result<Surroundings, Answer> {
+    /// What the API server says of a namespace now, and the policies there that the index does not hold for
+    /// valid: it refused them, or has not seen them yet.
+    pub(super) async fn fresh(
+        &self,
+        namespace: &str,
+    ) -> Result<(Surroundings, Vec<AgentPolicyObject>), Answer> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let policies: Api<AgentPolicyObject> = Api::namespaced(self.client.clone(), namespace);
         let list = ListParams::default();
@@ -110,11 +114,16 @@ impl Cluster {
             Ok(Err(error)) => return Err(unanswered(&error.to_string())),
             Err(_) => return Err(unanswered("no answer in time")),
         };
-        Ok(Surroundings {
+        // The index knows which are valid. Those that it has not heard of are for the caller to judge.
+        let (mut known, mut new) = (self.known.policies(namespace), policies.items);
+        known.retain(|k| new.iter().any(|n| n.metadata.uid == k.metadata.uid));
+        new.retain(|n| known.iter().all(|k| n.metadata.uid != k.metadata.uid));
+        let surroundings = Surroundings {
             labels: object.metadata.labels.unwrap_or_default(),
-            policies: policies.items,
+            policies: known,
             limit_ranges: self.limit_ranges(namespace).await?,
-        })
+        };
+        Ok((surroundings, new))
     }
 
     async fn limit_ranges(&self, namespace: &str) -> Result<Vec<LimitRange>, Answer> {

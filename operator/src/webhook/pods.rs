@@ -3,12 +3,15 @@
 use k8s_openapi::api::core::v1::Pod;
 use kube::core::admission::Operation;
 use sallyport_api::names;
-use sallyport_plan::inject::{Facts, Outcome, Refusal, check_update};
+use sallyport_plan::inject::{Facts, Outcome, Refusal, check_created, check_update};
 
 use super::cluster::Surroundings;
 use super::reports::Report;
 use super::review::Request;
-use super::{Admission, Answer};
+use super::{Admission, Answer, policies};
+
+/// Policies that are compiled for one pod: somebody wrote them in the last moment, or they are invalid.
+const MOST_NEW: usize = 4;
 
 /// Makes a new pod a guarded pod, or says why not.
 pub(super) async fn mutate(admission: &Admission, request: &Request) -> Answer {
@@ -28,9 +31,9 @@ async fn mutated(admission: &Admission, request: &Request) -> Result<Answer, Ans
     let outcome = match outcome {
         Some(guarded @ Outcome::Guarded(_)) => guarded,
         Some(refused @ Outcome::Refused(_)) => {
-            admission.cluster.fresh(namespace).await.map_or(refused, |s| decide(&s))
+            fresh(admission, namespace).await.map_or(refused, |s| decide(&s))
         }
-        Some(Outcome::Skipped(_)) | None => decide(&admission.cluster.fresh(namespace).await?),
+        Some(Outcome::Skipped(_)) | None => decide(&fresh(admission, namespace).await?),
     };
     let report = |reason: &'static str, warning: bool, note: String| {
         if !request.dry_run() {
@@ -67,26 +70,46 @@ async fn mutated(admission: &Admission, request: &Request) -> Result<Answer, Ans
     }
 }
 
-/// Refuses changes that would take a guarded pod out of its guard.
+/// Refuses changes that would take a guarded pod out of its guard; and new pods to which another webhook
+/// did something after injection.
 pub(super) async fn validate(admission: &Admission, request: &Request) -> Answer {
     validated(admission, request).await.unwrap_or_else(|answer| answer)
 }
 
 async fn validated(admission: &Admission, request: &Request) -> Result<Answer, Answer> {
-    if *request.operation() != Operation::Update {
-        return Ok(Answer::allowed("allowed", "NotAnUpdate"));
-    }
     let namespace = request.namespace()?;
-    let (old, new): (Pod, Pod) = (request.old_object()?, request.object()?);
-    admission.cluster.ready()?;
-    let surroundings = match admission.cluster.known(namespace).await? {
-        Some(surroundings) => surroundings,
-        None => admission.cluster.fresh(namespace).await?,
+    let new: Pod = request.object()?;
+    let old: Option<Pod> = match request.operation() {
+        Operation::Update => Some(request.old_object()?),
+        Operation::Create if request.subresource().is_none() => None,
+        _ => return Ok(Answer::allowed("allowed", "NotAChange")),
     };
-    Ok(match check_update(&old, &new, &facts(namespace, &surroundings)) {
+    admission.cluster.ready()?;
+    let decide = |s: &Surroundings| match &old {
+        Some(old) => check_update(old, &new, &facts(namespace, s)),
+        None => check_created(&new, &facts(namespace, s), &admission.settings),
+    };
+    let decided = match admission.cluster.known(namespace).await?.map(|s| decide(&s)) {
+        Some(Ok(())) => Ok(()),
+        Some(Err(refusal)) => fresh(admission, namespace).await.map_or(Err(refusal), |s| decide(&s)),
+        None => decide(&fresh(admission, namespace).await?),
+    };
+    Ok(match decided {
         Ok(()) => Answer::allowed("allowed", "Valid"),
         Err(refusal) => denied(&refusal),
     })
+}
+
+/// What the API server says now. Policies that the index does not know are compiled here, as the index
+/// will: one that can't be loaded guards no pod.
+async fn fresh(admission: &Admission, namespace: &str) -> Result<Surroundings, Answer> {
+    let (mut surroundings, new) = admission.cluster.fresh(namespace).await?;
+    for policy in new.into_iter().take(MOST_NEW) {
+        if policies::compile(admission, policy.spec.clone()).await.is_ok() {
+            surroundings.policies.push(policy);
+        }
+    }
+    Ok(surroundings)
 }
 
 fn facts<'a>(namespace: &'a str, surroundings: &'a Surroundings) -> Facts<'a> {

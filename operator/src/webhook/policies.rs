@@ -68,7 +68,8 @@ fn check(object: &DynamicObject) -> Result<(), Answer> {
     load_policy(&document.to_string()).map(|_| ()).map_err(|e| invalid(e.to_string()))
 }
 
-async fn compile(admission: &Admission, spec: AgentPolicySpec) -> Result<(), Answer> {
+/// Compiles a policy, on a thread for such work, within bounds.
+pub(super) async fn compile(admission: &Admission, spec: AgentPolicySpec) -> Result<(), Answer> {
     let Ok(slot) = tokio::time::timeout(COMPILE, Arc::clone(&admission.compilers).acquire_owned()).await
     else {
         return Err(Answer::failed("Busy", "other policies are being compiled; try again".into()));

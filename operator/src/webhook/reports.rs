@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use sallyport_api::names::FIELD_MANAGER;
 use tokio::sync::mpsc;
 
 use crate::metrics::Metrics;
@@ -46,7 +47,7 @@ impl Reports {
         metrics: Metrics,
     ) -> (Self, impl Future<Output = anyhow::Result<()>> + Send + use<>) {
         let (queue, waiting) = mpsc::channel(WAITING);
-        let reporter = Reporter { controller: "sallyport-operator".into(), instance: Some(instance) };
+        let reporter = Reporter { controller: FIELD_MANAGER.into(), instance: Some(instance) };
         let writing = write(Recorder::new(client, reporter), waiting, metrics.clone());
         (Self { queue, metrics }, writing)
     }

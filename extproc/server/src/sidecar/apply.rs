@@ -11,7 +11,7 @@ use sallyport_proto::discovery::{Kill, PolicyRef};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::envoy::{Configuration, Envoy};
+use super::envoy::{Before, Configuration, Envoy};
 use super::state::State;
 use crate::discovery::{Apply, Held, Verified};
 use crate::server::Policy;
@@ -98,7 +98,7 @@ impl Applier {
         let mut current = self.current.lock().await;
         let outcome = self.load(&mut current, &bundle, keep).await;
         if outcome.is_err() && keep {
-            self.keep_kill_switch(&current, &bundle).await;
+            self.keep_kill_switch(&mut current, &bundle).await;
         }
         outcome
     }
@@ -107,7 +107,15 @@ impl Applier {
         let engine = self.compile(current, bundle).await?;
         let configuration =
             Configuration::read(bundle.envoy()).map_err(|e| format!("the part `envoy`: {e}"))?;
-        let before = self.envoy.configure(&configuration).await.map_err(|e| e.to_string())?;
+        let before = match self.envoy.configure(&configuration).await {
+            Ok(before) => before,
+            // What was in force before a restart is enforced, whatever Envoy says to its listeners now.
+            Err(fault) if !keep => {
+                tracing::error!(target: "sallyport::bundle", "{fault}");
+                Before::default()
+            }
+            Err(fault) => return Err(fault.to_string()),
+        };
         if keep && let Err(error) = self.keep(bundle).await {
             self.envoy.put_back(&before);
             return Err(error);
@@ -179,12 +187,16 @@ impl Applier {
         })));
     }
 
-    /// A bundle that can't be loaded still blocks everything where it says so, and must after a restart too.
-    async fn keep_kill_switch(&self, current: &Current, refused: &Verified) {
+    /// A bundle that can't be loaded still blocks everything where it says so, and must after a restart too:
+    /// what is in force then is the one before with the kill switch on.
+    async fn keep_kill_switch(&self, current: &mut Current, refused: &Verified) {
         let (Some(kill), Some(bundle)) = (refused.kill(), &current.bundle) else { return };
-        if let Err(error) = self.keep(&bundle.clone().killed(kill.clone())).await {
+        let killed = bundle.clone().killed(kill.clone());
+        if let Err(error) = self.keep(&killed).await {
             tracing::error!(target: "sallyport::bundle", error, "the kill switch is on in this process only");
         }
+        self.settle(&killed);
+        current.bundle = Some(killed);
     }
 }
 

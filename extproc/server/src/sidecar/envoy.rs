@@ -25,9 +25,14 @@ const MOST_ADMIN_BYTES: usize = 8 << 20;
 /// How long Envoy may take for new listeners. It took a third of a second when measured.
 const LISTENERS_TIMEOUT: Duration = Duration::from_secs(5);
 const LISTENERS_PAUSE: Duration = Duration::from_millis(50);
+/// A second, and then the next bundle is not kept waiting any longer.
+const SETTLE_LOOKS: u32 = 20;
 /// Of Envoy's own words, at most.
 const MOST_WORDS: usize = 1024;
 
+/// Also counters that still stand at zero: an alert on what must never happen needs the series.
+const METRICS_PATH: &str = "/stats/prometheus?filter=ext_proc%7Cdownstream_rq_%7Cdownstream_cx_%7Cupstream_%7C\
+                            %5Elistener_manager%7C%5Eserver";
 /// What an operator of a cluster wants to know of Envoy; the rest is some hundred families.
 const FAMILIES: [&str; 6] = [
     "envoy_http_ext_proc_",
@@ -142,6 +147,7 @@ impl Envoy {
             Ok(()) => Ok(before),
             Err(fault) => {
                 self.put_back(&before);
+                self.settled().await;
                 Err(fault)
             }
         }
@@ -149,7 +155,8 @@ impl Envoy {
 
     /// Puts the files back as they were.
     pub(crate) fn put_back(&self, before: &Before) {
-        for (name, content) in [(BOOTSTRAP, &before.bootstrap), (LISTENERS, &before.listeners)] {
+        // The listeners first: Envoy reads them again at every change in their directory.
+        for (name, content) in [(LISTENERS, &before.listeners), (BOOTSTRAP, &before.bootstrap)] {
             let Some(content) = content else { continue };
             if self.file(name).as_ref() != Some(content)
                 && let Err(e) = replace(&self.dir, name, content)
@@ -170,15 +177,28 @@ impl Envoy {
                 Ok(now) if now.taken > before.taken && now.version == version => return Ok(()),
                 // A restarted one counts from zero, and begins with the new file.
                 Ok(now) if now.taken < before.taken && now.version == version => return Ok(()),
-                Ok(_) => {}
                 // Gone: the next one begins with the new file.
                 Err(AdminError::Connect(_)) => return Ok(()),
-                Err(_) => {}
+                Ok(_) | Err(_) => {}
             }
             if tokio::time::Instant::now() > end {
                 return Err(Fault::Silent);
             }
             tokio::time::sleep(LISTENERS_PAUSE).await;
+        }
+    }
+
+    /// Waits until Envoy counts no more rejections of what was put back, or they would be taken for ones of
+    /// the next bundle.
+    async fn settled(&self) {
+        let Ok(mut before) = self.lds().await else { return };
+        for _ in 0..SETTLE_LOOKS {
+            tokio::time::sleep(LISTENERS_PAUSE).await;
+            match self.lds().await {
+                Ok(now) if now == before => return,
+                Ok(now) => before = now,
+                Err(_) => return,
+            }
         }
     }
 
@@ -195,6 +215,7 @@ impl Envoy {
             .filter_map(|listener| listener["error_state"]["details"].as_str())
             .collect();
         words.sort_unstable();
+        words.dedup();
         let words = words.join("; ");
         if words.is_empty() {
             return "its log says why".to_owned();
@@ -231,7 +252,7 @@ impl Envoy {
 
     /// Its metrics, as far as an operator needs them.
     pub(crate) async fn metrics(&self) -> Result<String, AdminError> {
-        let (_, body) = self.get("/stats/prometheus?usedonly&text_readouts=false").await?;
+        let (_, body) = self.get(METRICS_PATH).await?;
         Ok(families(&String::from_utf8_lossy(&body)))
     }
 
@@ -285,7 +306,7 @@ impl Lds {
                 "update_success" => lds.taken = number(),
                 // What is no DiscoveryResponse fails before it can be rejected.
                 "update_rejected" | "update_failure" => lds.rejected += number(),
-                "version_text" => lds.version = value.trim().trim_matches('"').to_owned(),
+                "version_text" => value.trim().trim_matches('"').clone_into(&mut lds.version),
                 _ => {}
             }
         }

@@ -6,7 +6,6 @@
 //! Not guaranteed: that a scrape gets through while somebody floods the port.
 
 use std::convert::Infallible;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,6 +31,8 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// hyper's least, and more than any scraper sends.
 const MOST_HEADER_BYTES: usize = 8 << 10;
 const MOST_HEADERS: usize = 32;
+/// Between two attempts to listen.
+const BIND_PAUSE: Duration = Duration::from_secs(1);
 /// For how long a page is served again.
 const PAGE_AGE: Duration = Duration::from_secs(1);
 
@@ -47,20 +48,13 @@ pub(crate) struct Pages {
     pub(crate) envoy_ready: Mutex<Option<(Instant, Result<(), String>)>>,
 }
 
-/// Binds the port.
-pub(crate) fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-    let listener = std::net::TcpListener::bind(address)?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
-}
-
 /// Serves for ever.
-pub(crate) async fn serve(listener: std::net::TcpListener, pages: Arc<Pages>) -> io::Result<()> {
-    let listener = tokio::net::TcpListener::from_std(listener)?;
+pub(crate) async fn serve(address: SocketAddr, pages: Arc<Pages>) {
+    let listener = bind(address).await;
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         // Nobody closes the semaphore.
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return Ok(()) };
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(e) => {
@@ -85,6 +79,20 @@ pub(crate) async fn serve(listener: std::net::TcpListener, pages: Arc<Pages>) ->
             let _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection).await;
             drop(place);
         });
+    }
+}
+
+/// An agent that sits on the port must not keep the filter from running, so this goes on until it is free.
+async fn bind(address: SocketAddr) -> tokio::net::TcpListener {
+    let mut told = false;
+    loop {
+        match tokio::net::TcpListener::bind(address).await {
+            Ok(listener) => return listener,
+            Err(e) if !told => tracing::error!("metrics: {address}: {e}; trying again until it is free"),
+            Err(_) => {}
+        }
+        told = true;
+        tokio::time::sleep(BIND_PAUSE).await;
     }
 }
 

@@ -244,6 +244,11 @@ async fn the_kill_switch_of_a_bundle_that_can_t_be_loaded_blocks_all_the_same() 
     operator.offer(broken.clone());
     operator.nacked(&broken).await;
     assert_eq!(outcome(&pod, "a.test").await, "killed");
+    operator.end_streams();
+    operator
+        .wait_for("a second stream", |t| t.iter().filter(|t| matches!(t, Told::Hello(_))).count() == 2)
+        .await;
+    assert_eq!(operator.hellos()[1].1.in_force, killed(good.clone()).digest, "what is in force, by its name");
     operator.stop().await;
     pod.kill().await;
     pod.run();
@@ -400,4 +405,21 @@ async fn idle_and_greedy_scrapers_don_t_keep_the_filter_from_answering() {
     assert_eq!(pod.http("/metrics").await.0, 200);
     assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     assert_eq!(pod.http("/").await.0, 404);
+}
+
+#[tokio::test]
+async fn who_sits_on_the_port_for_metrics_does_not_keep_the_filter_from_running() {
+    let authority = Authority::new();
+    let operator = Operator::start(&authority).await;
+    let mut pod = Pod::new(&operator, &authority);
+    let squatter = std::net::TcpListener::bind(("127.0.0.1", pod.metrics_port)).unwrap();
+    pod.run();
+    let bundle = allowing("a.test");
+    operator.offer(bundle.clone());
+    operator.acked(&bundle).await;
+    pod.ready().await;
+    assert_eq!(outcome(&pod, "a.test").await, "passes");
+    drop(squatter);
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(pod.http("/ready").await.0, 200);
 }

@@ -78,7 +78,7 @@ pub(super) fn harden(pod: &mut Pod, rules: &Rules<'_>, warnings: &mut Vec<String
         }
     }
     let Some(spec) = pod.spec.as_mut() else { return Ok(()) };
-    whole_pod(spec, rules)?;
+    whole_pod(spec)?;
     runtime_class(spec, rules)?;
     volumes(spec)?;
     let around = spec.security_context.clone().unwrap_or_default();
@@ -94,7 +94,7 @@ pub(super) fn harden(pod: &mut Pod, rules: &Rules<'_>, warnings: &mut Vec<String
     Ok(())
 }
 
-fn whole_pod(spec: &PodSpec, rules: &Rules<'_>) -> Result<(), Refusal> {
+fn whole_pod(spec: &PodSpec) -> Result<(), Refusal> {
     if spec.os.as_ref().is_some_and(|os| os.name == "windows") {
         return Err(Refusal::WindowsPod {});
     }
@@ -140,7 +140,6 @@ fn whole_pod(spec: &PodSpec, rules: &Rules<'_>) -> Result<(), Refusal> {
             return Err(Refusal::UnsafeSysctl { name: sysctl.name.clone() });
         }
     }
-    let _ = rules;
     Ok(())
 }
 

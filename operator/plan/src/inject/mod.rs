@@ -21,11 +21,11 @@ use k8s_openapi::api::core::v1::{LimitRange, LocalObjectReference, Pod};
 use sallyport_api::names::{GUARDED, INJECT, POLICY, STATUS};
 use sallyport_api::{AgentPolicyObject, AgentPolicySpec};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 
 pub use refusal::{Refusal, Skip};
 pub use update::{check_created, check_update};
 
+use crate::digest::sha256_hex;
 use crate::size::size;
 
 /// What injection needs to know besides the pod and the policies; the operator's configuration file.
@@ -273,7 +273,5 @@ pub fn pod_fields_digest(spec: &AgentPolicySpec, settings: &InjectSettings) -> S
         sizing.scan_timeout.as_millis().to_string(),
         [&settings.images.extproc, &settings.images.envoy, &settings.images.capture],
     ]);
-    let digest = Sha256::digest(fields.to_string());
-    let hex: String = digest.iter().map(|b| format!("{b:02x}")).collect();
-    format!("sha256:{hex}")
+    format!("sha256:{}", sha256_hex(&fields.to_string()))
 }

@@ -292,15 +292,13 @@ refusals! {
     HostAliases {},
     /// The sidecar does not fit a LimitRange.
     #[error(
-        "LimitRange `{object}` has {field} {bound}, and {what} needs {need}; raise it, or lower spec.capacity \
+        "LimitRange `{object}` has {bound}, and {what} needs {need}; raise it, or lower spec.capacity \
          of AgentPolicy `{policy}`"
     )]
     LimitRangeConflict {
         /// The LimitRange's name.
         object: String,
-        /// The field in it.
-        field: String,
-        /// What it says.
+        /// The field in it, and what that says.
         bound: String,
         /// Who does not fit.
         what: String,

@@ -100,29 +100,29 @@ fn fit(
     policy: &str,
     warnings: &mut Vec<String>,
 ) -> Result<(), Refusal> {
-    let least_cpu = bound(&item.min, "cpu").map_or(0, |m| m.div_ceil(1));
+    let least_cpu = bound(item.min.as_ref(), "cpu").unwrap_or(0);
     if least_cpu > demand.cpu_millis {
         demand.cpu_millis = least_cpu;
         demand.cpu_limit_millis = demand.cpu_limit_millis.map(|l| l.max(least_cpu));
         warnings.push(raised(demand.container, "cpu", object));
     }
-    let least_memory = bound(&item.min, "memory").map_or(0, |m| m.div_ceil(1000));
+    let least_memory = bound(item.min.as_ref(), "memory").map_or(0, |m| m.div_ceil(1000));
     if least_memory > demand.memory {
         demand.memory = least_memory;
         warnings.push(raised(demand.container, "memory", object));
     }
-    if let Some(most) = bound(&item.max, "cpu")
+    if let Some(most) = bound(item.max.as_ref(), "cpu")
         && demand.cpu_millis > most
     {
-        return Err(conflict(item, object, "max", "cpu", demand, format!("{}m", demand.cpu_millis), policy));
+        return Err(conflict(item, object, "cpu", demand, format!("{}m", demand.cpu_millis), policy));
     }
-    if let Some(most) = bound(&item.max, "memory")
+    if let Some(most) = bound(item.max.as_ref(), "memory")
         && demand.memory.saturating_mul(1000) > most
     {
-        return Err(conflict(item, object, "max", "memory", demand, bytes(demand.memory), policy));
+        return Err(conflict(item, object, "memory", demand, bytes(demand.memory), policy));
     }
     // Left without a limit, the LimitRange would give ours its default, which knows nothing of the load.
-    let given = bound(&item.max, "cpu").or_else(|| bound(&item.default, "cpu"));
+    let given = bound(item.max.as_ref(), "cpu").or_else(|| bound(item.default.as_ref(), "cpu"));
     let ratio = item.max_limit_request_ratio.as_ref().is_some_and(|r| r.contains_key("cpu"));
     if demand.cpu_limit_millis.is_none() && (ratio || given.is_some()) {
         let limit = if ratio { demand.cpu_millis } else { given.unwrap_or(0).max(demand.cpu_millis) };
@@ -144,21 +144,24 @@ fn raised(container: &str, resource: &str, object: &str) -> String {
 fn conflict(
     item: &LimitRangeItem,
     object: &str,
-    which: &str,
     resource: &str,
     demand: &Demand,
     need: String,
     policy: &str,
 ) -> Refusal {
-    let bound = item.max.as_ref().and_then(|m| m.get(resource)).map_or("", |q| &q.0);
     Refusal::LimitRangeConflict {
         object: object.into(),
-        field: format!("{which}.{resource} (type {})", item.type_),
-        bound: bound.into(),
+        bound: maximum(item, resource),
         what: demand.container.into(),
         need,
         policy: policy.into(),
     }
+}
+
+/// The maximum, for people.
+fn maximum(item: &LimitRangeItem, resource: &str) -> String {
+    let value = item.max.as_ref().and_then(|m| m.get(resource)).map_or("", |q| &q.0);
+    format!("max.{resource} {value} (type {})", item.type_)
 }
 
 /// Checks the pod as a whole against a LimitRange for pods, as the API server will: running containers,
@@ -181,7 +184,7 @@ fn fit_pod(
         _ => running().map(|d| d.memory.saturating_mul(1000)).sum(),
     };
     for resource in ["cpu", "memory"] {
-        let Some(most) = bound(&item.max, resource) else { continue };
+        let Some(most) = bound(item.max.as_ref(), resource) else { continue };
         let theirs: u64 = containers(pod)
             .filter(|c| runs_on(pod, c))
             .filter_map(|c| quantity(c.resources.as_ref()?.limits.as_ref()?.get(resource)?))
@@ -190,8 +193,7 @@ fn fit_pod(
         if need > most {
             return Err(Refusal::LimitRangeConflict {
                 object: object.into(),
-                field: format!("max.{resource} (type Pod)"),
-                bound: item.max.as_ref().and_then(|m| m.get(resource)).map_or("", |q| &q.0).into(),
+                bound: maximum(item, resource),
                 what: "the pod with its sidecar".into(),
                 need: if resource == "cpu" { format!("{need}m") } else { bytes(need / 1000) },
                 policy: policy.into(),
@@ -217,14 +219,15 @@ fn guaranteed(pod: &PodSpec) -> bool {
     containers(pod).all(|container| {
         ["cpu", "memory"].iter().all(|resource| {
             let Some(r) = &container.resources else { return false };
-            let of = |m: &Option<BTreeMap<String, Quantity>>| m.as_ref()?.get(*resource).and_then(quantity);
-            of(&r.limits).is_some_and(|limit| limit > 0 && of(&r.requests).is_none_or(|r| r == limit))
+            bound(r.limits.as_ref(), resource).is_some_and(|limit| {
+                limit > 0 && bound(r.requests.as_ref(), resource).is_none_or(|r| r == limit)
+            })
         })
     })
 }
 
-fn bound(map: &Option<BTreeMap<String, Quantity>>, resource: &str) -> Option<u64> {
-    map.as_ref()?.get(resource).and_then(quantity)
+fn bound(map: Option<&BTreeMap<String, Quantity>>, resource: &str) -> Option<u64> {
+    map?.get(resource).and_then(quantity)
 }
 
 /// A quantity in thousandths of its unit, rounded up; none if it is not one. The API server has checked it.

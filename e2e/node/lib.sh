@@ -16,6 +16,9 @@ SERVICE_DNS=10.96.0.10
 API_PORT=${SALLYPORT_API_PORT:-6443}
 CNI_PLUGINS=${CNI_PLUGINS:-/usr/lib/cni}
 BRIDGE=sallyport0
+# The pods' control groups are below one of this checkout's own: a kubelet ends every pod it finds below its
+# root and does not know, those of another kubelet on this machine as well.
+CGROUP=sallyport-node-$(printf '%s' "$RUN" | cksum | cut -d' ' -f1)
 NFT_TABLE=sallyport_node
 PAUSE_IMAGE=localhost/sallyport-pause:1
 PROGRAMS=(coredns etcd helm kube-apiserver kube-controller-manager kube-proxy kube-scheduler kubectl kubelet)
@@ -56,6 +59,18 @@ programs_dir() {
 
 kubectl() { "$RUN/bin/kubectl" "$@"; }
 ctr() { command ctr --address "$RUN/containerd.sock" --namespace k8s.io "$@"; }
+
+# The folders of our control group: version 1 has a tree for each controller, version 2 has one.
+cgroups() {
+    if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
+        printf '%s\n' "/sys/fs/cgroup/$CGROUP"
+        return
+    fi
+    local tree
+    for tree in /sys/fs/cgroup/*/; do
+        [ -e "${tree}cgroup.procs" ] && printf '%s\n' "$tree$CGROUP"
+    done
+}
 
 # When a process started, in the kernel's ticks: with its number it names one process for good. Prints
 # nothing for one that has ended, also while nobody has collected it yet.

@@ -43,9 +43,7 @@ impl Events {
     /// Publishes one.
     pub async fn publish(&self, object: &ObjectReference, news: News) {
         let mut note = news.note;
-        if note.len() > LONGEST_NOTE {
-            note.truncate(note.floor_char_boundary(LONGEST_NOTE));
-        }
+        cut(&mut note, LONGEST_NOTE);
         let event = Event {
             type_: if news.warning { EventType::Warning } else { EventType::Normal },
             reason: news.reason.into(),
@@ -63,6 +61,13 @@ impl Events {
             Err(_) => "timeout",
         };
         self.index.metrics().event(result);
+    }
+}
+
+/// Shortens a text to so many bytes, between two characters.
+pub(crate) fn cut(text: &mut String, most: usize) {
+    if let Some(end) = (0..=most.min(text.len())).rev().find(|&i| text.is_char_boundary(i)) {
+        text.truncate(end);
     }
 }
 
@@ -119,7 +124,7 @@ pub(crate) async fn run(events: Events, leader: watch::Receiver<bool>) {
             }
             Ok(_) => {}
             Err(RecvError::Lagged(missed)) => {
-                tracing::warn!(missed, "more news than Events could be made of")
+                tracing::warn!(missed, "more news than Events could be made of");
             }
             Err(RecvError::Closed) => return,
         }

@@ -22,6 +22,7 @@ use futures_util::stream::BoxStream;
 use prometheus::Registry;
 use sallyport_proto::discovery::{Bundle, Discovery, DiscoveryServer, SubscribeRequest, SubscribeResponse};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -57,7 +58,7 @@ impl Default for Limits {
             streams_per_second: 500,
             hello: Duration::from_secs(10),
             pod: Duration::from_secs(10),
-            life: Duration::from_mins(30),
+            life: Duration::from_secs(30 * 60),
         }
     }
 }
@@ -87,6 +88,11 @@ pub fn service(client: kube::Client, index: Index, registry: &Registry) -> Disco
     served(Box::new(client), index, Limits::default())
 }
 
+/// [`service`] as a router, for a server that speaks TLS and HTTP/2.
+pub fn router(client: kube::Client, index: Index, registry: &Registry) -> axum::Router {
+    tonic::service::Routes::new(service(client, index, registry)).prepare().into_axum_router()
+}
+
 /// Everybody who is connected to this replica: what `/subscribers` answers.
 pub fn subscribers(index: &Index) -> Vec<SubscriberView> {
     index.subscribers().view()
@@ -112,7 +118,7 @@ pub(crate) enum Refused {
     NoToken,
     #[error("{0}")]
     BadToken(&'static str),
-    #[error("too many streams begin; come again in {} s", .0.as_secs_f64().ceil())]
+    #[error("too many streams begin; come again in {} s", seconds(*.0))]
     TooMany(Duration),
     #[error("{0}")]
     Review(#[from] ReviewError),
@@ -165,8 +171,7 @@ impl Refused {
     fn status(&self) -> Status {
         let mut metadata = MetadataMap::new();
         if let Self::TooMany(wait) = self {
-            // Whole seconds, and never zero: who is told 0 comes at once.
-            metadata.insert("retry-after", (wait.as_secs_f64().ceil().max(1.0) as u64).into());
+            metadata.insert("retry-after", seconds(*wait).into());
         }
         Status::with_metadata(self.code(), self.to_string(), metadata)
     }
@@ -221,11 +226,12 @@ impl Service {
     }
 
     async fn review(&self, token: &str) -> Result<Verdict, Refused> {
-        if let Some(verdict) = self.cache.get(token) {
-            self.streams.enter().map_err(Refused::TooMany)?;
+        let now = Instant::now();
+        if let Some(verdict) = self.cache.get(token, now) {
+            self.streams.enter(now).map_err(Refused::TooMany)?;
             return Ok(verdict);
         }
-        self.reviews.enter().map_err(Refused::TooMany)?;
+        self.reviews.enter(now).map_err(Refused::TooMany)?;
         let verdict = self.reviewer.review(token).await.inspect_err(|error| {
             self.index.metrics().review("error");
             tracing::warn!(%error, "a sidecar can't be let in");
@@ -234,7 +240,7 @@ impl Service {
             Verdict::Pod(_) => "authenticated",
             Verdict::Rejected(_) => "rejected",
         });
-        self.cache.put(token, &verdict);
+        self.cache.put(token, &verdict, Instant::now());
         Ok(verdict)
     }
 
@@ -262,6 +268,11 @@ impl Service {
             }
         })
     }
+}
+
+/// Whole seconds, and never zero: who is told 0 comes at once.
+const fn seconds(wait: Duration) -> u64 {
+    wait.as_secs() + 1
 }
 
 fn bearer(metadata: &MetadataMap) -> Option<&str> {

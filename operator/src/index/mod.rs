@@ -58,9 +58,12 @@ struct Shared {
     metrics: Metrics,
 }
 
-/// An index and what keeps it up to date: a future that runs until it is dropped. It panics on nothing and
-/// ends never; the watches begin again after every failure.
-pub fn start(client: kube::Client, settings: InjectSettings) -> (Index, impl Future<Output = ()> + Send) {
+/// An index and what keeps it up to date: a future that runs until it is dropped. The watches begin again
+/// after every failure; should one end all the same, that is an error, because the index would go stale.
+pub fn start(
+    client: kube::Client,
+    settings: InjectSettings,
+) -> (Index, impl Future<Output = anyhow::Result<()>> + Send) {
     let index = Index::new(settings);
     let running = watches::run(client, index.clone());
     (index, running)

@@ -175,20 +175,17 @@ impl State {
         // Both grow without bound and nothing reads them.
         meta.managed_fields = None;
         meta.annotations = None;
-        let changed = match namespace.policies.get_mut(&key.1) {
-            Some(policy) => {
-                let changed = policy.generation != generation;
-                policy.meta = meta;
-                policy.generation = generation;
-                policy.killed = killed;
-                policy.status = status;
-                changed
-            }
-            None => {
-                let policy = Policy { meta, status, generation, killed, good: None, error: None };
-                namespace.policies.insert(key.1.clone(), policy);
-                true
-            }
+        let changed = if let Some(policy) = namespace.policies.get_mut(&key.1) {
+            let changed = policy.generation != generation;
+            policy.meta = meta;
+            policy.generation = generation;
+            policy.killed = killed;
+            policy.status = status;
+            changed
+        } else {
+            let policy = Policy { meta, status, generation, killed, good: None, error: None };
+            namespace.policies.insert(key.1.clone(), policy);
+            true
         };
         if flipped {
             namespace.place_all();

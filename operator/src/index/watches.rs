@@ -9,7 +9,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use futures_util::{Stream, StreamExt as _, future};
+use futures_util::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::PartialObjectMeta;
 use kube::core::DeserializeGuard;
@@ -33,7 +33,7 @@ const COMPILERS: usize = 2;
 /// How many watches there are.
 const WATCHES: usize = 3;
 
-pub(super) async fn run(client: Client, index: Index) {
+pub(super) async fn run(client: Client, index: Index) -> anyhow::Result<()> {
     let unlisted = Arc::new(AtomicUsize::new(WATCHES));
     let listed = |index: &Index| {
         let (index, unlisted) = (index.clone(), Arc::clone(&unlisted));
@@ -63,7 +63,11 @@ pub(super) async fn run(client: Client, index: Index) {
         Policies { index: index.clone(), compilers: Arc::new(Semaphore::new(COMPILERS)) },
         listed(&index),
     );
-    future::join3(namespaces, pods, policies).await;
+    tokio::select! {
+        () = namespaces => anyhow::bail!("the watch of namespaces ended"),
+        () = pods => anyhow::bail!("the watch of pods ended"),
+        () = policies => anyhow::bail!("the watch of policies ended"),
+    }
 }
 
 fn config() -> watcher::Config {

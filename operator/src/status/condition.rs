@@ -7,6 +7,7 @@ use sallyport_api::{AgentPolicyStatus, CapacityStatus};
 use sallyport_plan::size;
 
 use super::shard::Tally;
+use crate::events::cut;
 use crate::index::state::{GoodFacts, PolicyFacts};
 
 /// Bytes of a condition's message that are written. Kubernetes takes 32 KiB; nobody reads more than this.
@@ -198,7 +199,7 @@ fn short(digest: &str) -> &str {
 
 fn shortened(mut message: String) -> String {
     if message.len() > LONGEST_MESSAGE {
-        message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
+        cut(&mut message, LONGEST_MESSAGE);
         message.push_str("...");
     }
     message

@@ -11,9 +11,9 @@ mod write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::future;
 use kube::Client;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::events::{self, Events};
 use crate::index::Index;
@@ -34,8 +34,14 @@ pub struct Identity {
     pub pod_name: String,
 }
 
-/// Publishes this replica's shard, and, while it leads, policies' status and Events. Runs until dropped.
-pub async fn run(client: Client, index: Index, leader: watch::Receiver<bool>, identity: Identity) {
+/// Publishes this replica's shard, and, while it leads, policies' status and Events. Runs until dropped; no
+/// failure to write ends it.
+pub async fn run(
+    client: Client,
+    index: Index,
+    leader: watch::Receiver<bool>,
+    identity: Identity,
+) -> anyhow::Result<()> {
     let others = Arc::new(Mutex::new(Others::default()));
     let events = Events::new(client.clone(), index.clone(), &identity.pod_name);
     let shards = write::follow_shards(client.clone(), index.clone(), &identity, Arc::clone(&others));
@@ -47,8 +53,12 @@ pub async fn run(client: Client, index: Index, leader: watch::Receiver<bool>, id
             let leads = *leader.borrow_and_update();
             touched.borrow_and_update();
             if leads && index.synced() {
-                let alive: Vec<_> =
-                    others.lock().unwrap_or_else(PoisonError::into_inner).alive().cloned().collect();
+                let alive: Vec<_> = others
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .alive(Instant::now())
+                    .cloned()
+                    .collect();
                 writer.round(&alive).await;
             } else {
                 // Another replica writes now; what this one remembers goes stale.
@@ -57,10 +67,16 @@ pub async fn run(client: Client, index: Index, leader: watch::Receiver<bool>, id
             tokio::time::sleep(ROUND).await;
             tokio::select! {
                 _ = touched.changed() => {}
-                _ = leader.changed() => {}
+                // Nobody says any more who leads: then it stays as it was.
+                Ok(()) = leader.changed() => {}
                 () = tokio::time::sleep(HEARTBEAT) => {}
             }
         }
     };
-    future::join4(shards, publish, policies, events::run(events.clone(), leader.clone())).await;
+    tokio::select! {
+        () = shards => anyhow::bail!("the watch of other replicas' counts ended"),
+        () = publish => anyhow::bail!("the publishing of counts ended"),
+        () = policies => anyhow::bail!("the writing of status ended"),
+        () = events::run(events.clone(), leader.clone()) => anyhow::bail!("the making of Events ended"),
+    }
 }

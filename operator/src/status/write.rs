@@ -134,19 +134,18 @@ pub(super) async fn follow_shards(
         match event {
             Ok(Event::Apply(map) | Event::InitApply(map)) if map.name_any() != own => {
                 let text = map.data.as_ref().and_then(|d| d.get(SHARD_KEY));
-                match text.map(|t| serde_json::from_str::<Shard>(t)) {
-                    Some(Ok(shard)) => {
-                        let version = map.resource_version().unwrap_or_default();
-                        others.put(&map.name_any(), &version, shard);
-                        index.touch();
-                    }
-                    _ => tracing::warn!(replica = map.name_any(), "counts that can't be read"),
+                if let Some(Ok(shard)) = text.map(|t| serde_json::from_str::<Shard>(t)) {
+                    let version = map.resource_version().unwrap_or_default();
+                    others.put(&map.name_any(), &version, shard, Instant::now());
+                    index.touch();
+                } else {
+                    tracing::warn!(replica = map.name_any(), "counts that can't be read");
                 }
             }
             Ok(Event::Delete(map)) => others.remove(&map.name_any()),
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!(%error, "the watch of other replicas' counts failed; it begins again")
+                tracing::warn!(%error, "the watch of other replicas' counts failed; it begins again");
             }
         }
     }

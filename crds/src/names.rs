@@ -12,6 +12,9 @@ pub const STATUS: &str = "sallyport.dev/status";
 /// Annotation on a namespace or an AgentPolicy: `true` blocks every call of its guarded pods.
 pub const KILL: &str = "sallyport.dev/kill";
 
+/// Annotation on the CRD: a number that grows with every change of its schema.
+pub const CRD_VERSION: &str = "sallyport.dev/crd-version";
+
 /// The init container that writes the capture rules.
 pub const CAPTURE_CONTAINER: &str = "sallyport-capture";
 /// The sidecar's container that decides.

@@ -47,6 +47,10 @@ const METRICS: Listener =
 
 /// Runs the process.
 pub fn main() -> ExitCode {
+    let mut words = std::env::args().skip(1);
+    if words.next().as_deref() == Some("probe") {
+        return crate::probe::run(words);
+    }
     let args = Args::parse();
     let filter = match args.log_level.parse::<tracing_subscriber::EnvFilter>() {
         Ok(filter) => filter,

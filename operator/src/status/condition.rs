@@ -181,15 +181,7 @@ fn rollout(facts: &PolicyFacts) -> Said {
 
 fn capacity(good: &GoodFacts) -> CapacityStatus {
     let sizing = size(&good.spec);
-    let cpu = sizing.extproc_cpu_millis + sizing.envoy_cpu_millis;
-    let memory = (sizing.extproc_memory_bytes + sizing.envoy_memory_bytes).div_ceil(1 << 20);
-    CapacityStatus {
-        summary: format!(
-            "{cpu}m / {memory}Mi, {} % at {} rps",
-            sizing.load_percent, good.spec.capacity.requests_per_second
-        ),
-        record: sizing.record,
-    }
+    CapacityStatus { cpu: sizing.cpu(), summary: sizing.summary(), record: sizing.record }
 }
 
 /// As much of a digest as people compare.

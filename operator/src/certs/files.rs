@@ -3,6 +3,11 @@
 //!
 //! Files are read at each look and compared by content: a mounted Secret changes by a symbolic link, whose
 //! times say little. A half-written or wrong set is reported and the last good one stays in use.
+//!
+//! What is not guaranteed: an overlap. Where `ca.crt` is replaced by one that does not sign the certificate
+//! that clients still see, or the other way round, sidecars can't connect until kubelet has brought them the
+//! new one (a minute or two); they enforce on meanwhile. Whoever replaces an authority puts both in `ca.crt`
+//! first.
 
 use std::path::{Path, PathBuf};
 

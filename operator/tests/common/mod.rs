@@ -141,13 +141,12 @@ impl FakeApi {
         tokio::time::sleep(Duration::from_millis(10)).await;
         let inner = self.inner.lock().unwrap();
         let happened = inner.events.iter().filter(|(v, _, at, _)| *v > since && listed(path, query, at));
-        let lines: String = happened
-            .map(|(version, kind, _, object)| {
-                let mut object = object.clone();
-                object["metadata"]["resourceVersion"] = json!(version.to_string());
-                format!("{}\n", json!({"type": kind, "object": object}))
-            })
-            .collect();
+        let lines = happened.flat_map(|(version, kind, _, object)| {
+            let mut object = object.clone();
+            object["metadata"]["resourceVersion"] = json!(version.to_string());
+            [json!({"type": kind, "object": object}).to_string(), "\n".into()]
+        });
+        let lines: String = lines.collect();
         Response::new(Body::from(lines.into_bytes()))
     }
 }

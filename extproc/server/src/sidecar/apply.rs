@@ -22,6 +22,7 @@ use crate::stop::{Stop, Why};
 pub(crate) struct InForce {
     pub(crate) digest: String,
     pub(crate) source: PolicyRef,
+    pub(crate) killed: bool,
     pub(crate) since: Instant,
 }
 
@@ -183,6 +184,7 @@ impl Applier {
         self.in_force.send_replace(Some(Arc::new(InForce {
             digest: bundle.digest().to_owned(),
             source,
+            killed: bundle.kill().is_some(),
             since: Instant::now(),
         })));
     }
@@ -215,6 +217,12 @@ impl Apply for Applier {
     }
 
     fn in_force(&self) -> String {
-        self.in_force.borrow().as_ref().map_or_else(String::new, |now| now.digest.clone())
+        let announced = self.kill.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        match &*self.in_force.borrow() {
+            // A stream that ended between the word of a bundle and its being in force leaves the switch as that
+            // bundle wanted it. The operator must say again what counts, or it stays so.
+            Some(now) if now.killed == announced => now.digest.clone(),
+            _ => String::new(),
+        }
     }
 }

@@ -139,7 +139,15 @@ impl Envoy {
         if before.listeners.as_ref() == Some(&listeners) {
             return Ok(before);
         }
-        let running = self.lds().await.ok();
+        let running = match self.lds().await {
+            Ok(lds) => Some(lds),
+            Err(AdminError::Connect(_) | AdminError::Http(_)) => None,
+            // It is there and says nothing: what it takes can't be known.
+            Err(AdminError::Timeout | AdminError::Body(_)) => {
+                self.put_back(&before);
+                return Err(Fault::Silent);
+            }
+        };
         replace(&self.dir, LISTENERS, &listeners)?;
         // One that starts later reads the file then.
         let Some(running) = running else { return Ok(before) };

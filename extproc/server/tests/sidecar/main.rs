@@ -249,6 +249,16 @@ async fn the_kill_switch_of_a_bundle_that_can_t_be_loaded_blocks_all_the_same() 
         .wait_for("a second stream", |t| t.iter().filter(|t| matches!(t, Told::Hello(_))).count() == 2)
         .await;
     assert_eq!(operator.hellos()[1].1.in_force, killed(good.clone()).digest, "what is in force, by its name");
+    // Reversed by one that can't be loaded either: what was in force still is, and it is asked for again.
+    let alive = bundle(&json!({"egres": {}}), &json!({"bootstrap": {}, "listeners": {}}));
+    operator.offer(alive.clone());
+    operator.nacked(&alive).await;
+    assert_eq!(outcome(&pod, "a.test").await, "killed");
+    operator.end_streams();
+    operator
+        .wait_for("a third stream", |t| t.iter().filter(|t| matches!(t, Told::Hello(_))).count() == 3)
+        .await;
+    assert_eq!(operator.hellos()[2].1.in_force, "");
     operator.stop().await;
     pod.kill().await;
     pod.run();

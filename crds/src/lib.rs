@@ -6,12 +6,24 @@
 //!
 //! This crate knows types and loading. What a policy *means* is the engine's business.
 
+pub mod bounds;
+#[cfg(feature = "kube")]
+mod cel;
+mod check;
+mod class;
+#[cfg(feature = "kube")]
+mod crd;
 mod load;
 pub mod names;
 mod policy;
+pub mod quantity;
 #[cfg(feature = "kube")]
 mod status;
 
+pub use check::check_spec;
+pub use class::{CLASSES, Class, class};
+#[cfg(feature = "kube")]
+pub use crd::{CrdError, crd, crd_yaml};
 pub use load::{LoadError, load_policy};
 #[cfg(feature = "kube")]
 pub use policy::AgentPolicyObject;

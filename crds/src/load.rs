@@ -1,6 +1,7 @@
 //! Loading an AgentPolicy from YAML or JSON, with errors that name the place.
 
-use crate::{API_VERSION, AgentPolicy, KIND, Limits};
+use crate::check::{self, check_spec};
+use crate::{API_VERSION, AgentPolicy, KIND};
 
 /// Why a policy could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +26,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    fn field(field: impl Into<String>, problem: impl Into<String>) -> Self {
+    pub(crate) fn field(field: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Field { field: field.into(), problem: problem.into() }
     }
 }
@@ -36,90 +37,9 @@ pub fn load_policy(text: &str) -> Result<AgentPolicy, LoadError> {
     if policy.api_version != API_VERSION || policy.kind != KIND {
         return Err(LoadError::Kind { found: format!("{} {}", policy.api_version, policy.kind) });
     }
-    check(&policy)?;
+    check::name(&policy.metadata.name)?;
+    check_spec(&policy.spec)?;
     Ok(policy)
-}
-
-fn check(policy: &AgentPolicy) -> Result<(), LoadError> {
-    if policy.metadata.name.is_empty() {
-        return Err(LoadError::field("metadata.name", "is empty"));
-    }
-    let spec = &policy.spec;
-    for (i, rule) in spec.egress.rules.iter().enumerate() {
-        let at = |f: &str| format!("spec.egress.rules[{i}].{f}");
-        if rule.hosts.is_empty() {
-            return Err(LoadError::field(at("hosts"), "names no host; use [\"*\"] for every host"));
-        }
-        for (j, host) in rule.hosts.iter().enumerate() {
-            check_host(host).map_err(|p| LoadError::field(at(&format!("hosts[{j}]")), p))?;
-        }
-        for (j, path) in rule.paths.iter().enumerate() {
-            if !path.starts_with('/') {
-                return Err(LoadError::field(at(&format!("paths[{j}]")), "does not start with `/`"));
-            }
-            if path.trim_end_matches('*').len() + 1 < path.len() || path.trim_end_matches('*').contains('*') {
-                return Err(LoadError::field(at(&format!("paths[{j}]")), "may hold one `*`, at its end"));
-            }
-        }
-        for (j, method) in rule.methods.iter().enumerate() {
-            if method.is_empty() || !method.bytes().all(|b| b.is_ascii_uppercase()) {
-                return Err(LoadError::field(at(&format!("methods[{j}]")), "is not a method in capitals"));
-            }
-        }
-    }
-    let max = spec.limits.max_body_bytes;
-    if !(Limits::LEAST_MAX_BODY_BYTES..=Limits::MOST_MAX_BODY_BYTES).contains(&max) {
-        return Err(LoadError::field(
-            "spec.limits.maxBodyBytes",
-            format!("{max} is outside {} to {}", Limits::LEAST_MAX_BODY_BYTES, Limits::MOST_MAX_BODY_BYTES),
-        ));
-    }
-    let mut seen = std::collections::BTreeSet::new();
-    for (i, e) in spec.exceptions.iter().enumerate() {
-        let at = format!("spec.exceptions[{i}]");
-        if e.id.is_empty() || e.reason.trim().is_empty() {
-            return Err(LoadError::field(at, "needs an `id` and a `reason`"));
-        }
-        if !seen.insert(&e.id) {
-            return Err(LoadError::field(at, format!("repeats the id `{}`", e.id)));
-        }
-    }
-    Ok(())
-}
-
-/// A host pattern is `*`, `*.suffix` or a name; compared in lower case, so capitals are refused here
-/// rather than silently never matching.
-fn check_host(host: &str) -> Result<(), String> {
-    let name = host.strip_prefix("*.").unwrap_or(host);
-    if host == "*" {
-        return Ok(());
-    }
-    if name.is_empty() || name.len() > 253 {
-        return Err("is empty or longer than 253 characters".into());
-    }
-    if name.contains('*') {
-        return Err("may hold one `*`, as its first label".into());
-    }
-    if name.contains("://") || name.contains('/') {
-        return Err(format!("`{host}` is a URL; give the host name only"));
-    }
-    let literal_v6 = name.starts_with('[') && name.ends_with(']');
-    if name.contains(':') && !literal_v6 {
-        return Err(format!("`{host}` holds a port; use `ports`"));
-    }
-    if literal_v6 {
-        let address = name[1..name.len() - 1].parse::<std::net::Ipv6Addr>();
-        if !address.is_ok_and(|a| format!("[{a}]") == name) {
-            return Err(format!("`{host}` is no IPv6 address in its shortest form"));
-        }
-    }
-    if name.ends_with('.') {
-        return Err(format!("`{host}` ends in a dot; names are compared without it"));
-    }
-    if name.bytes().any(|b| b.is_ascii_uppercase()) {
-        return Err(format!("`{host}` holds capitals; host names are compared in lower case"));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -12,6 +12,9 @@ pub const STATUS: &str = "sallyport.dev/status";
 /// Annotation on a namespace or an AgentPolicy: `true` blocks every call of its guarded pods.
 pub const KILL: &str = "sallyport.dev/kill";
 
+/// Annotation on the CRD: a number that grows with every change of its schema.
+pub const CRD_VERSION: &str = "sallyport.dev/crd-version";
+
 /// The init container that writes the capture rules.
 pub const CAPTURE_CONTAINER: &str = "sallyport-capture";
 /// The sidecar's container that decides.
@@ -36,8 +39,15 @@ pub const IDENTITY_DIR: &str = "/var/run/secrets/sallyport.dev";
 pub const TRUST_CONFIG_MAP: &str = "sallyport-trust";
 /// The key in [`TRUST_CONFIG_MAP`]: PEM certificates, one or more.
 pub const TRUST_KEY: &str = "ca.crt";
+/// Annotation on the Secret `sallyport-ca`: asks for a new authority before its time. The operator takes it off.
+pub const ROTATE: &str = "sallyport.dev/rotate";
 /// The audience of the tokens by which a pod proves itself to the operator.
 pub const AUDIENCE: &str = "sallyport.dev";
+
+/// Label on the ConfigMaps by which the operator's replicas tell the leader what their sidecars said.
+pub const SHARD: &str = "sallyport.dev/shard";
+/// The field manager of everything the operator writes, and the reporting controller of its Events.
+pub const FIELD_MANAGER: &str = "sallyport-operator";
 
 /// The user and group of both sidecar containers. No other container of a guarded pod may have it: the
 /// capture rules let this user's traffic out.
@@ -90,6 +100,8 @@ pub mod reasons {
     pub const STALE_PODS: &str = "StalePods";
     /// RolloutRequired=False: every pod runs with the newest pod fields.
     pub const UP_TO_DATE: &str = "UpToDate";
+    /// Event: the kill switch is off again.
+    pub const UNKILLED: &str = "Unkilled";
     /// Event: a pod was guarded.
     pub const INJECTED: &str = "Injected";
     /// Event: a pod that asked for it was not guarded, or was refused.

@@ -5,8 +5,15 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// What an agent may call and what its traffic is inspected for.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg(feature = "kube")]
+use crate::bounds;
+#[cfg(feature = "kube")]
+use crate::cel;
+
+/// What an agent may call and what its traffic is inspected for: the document that `sallyport up`, `lint`
+/// and the filter read. In a cluster the same document is an `AgentPolicyObject`, which carries
+/// Kubernetes' own metadata and a status; this one needs no Kubernetes library.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AgentPolicy {
     /// Always `sallyport.dev/v1alpha1`.
@@ -20,7 +27,7 @@ pub struct AgentPolicy {
 }
 
 /// The part of Kubernetes' ObjectMeta that a policy file carries.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Metadata {
     /// The policy's name.
@@ -36,8 +43,9 @@ pub struct Metadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// The wanted behaviour.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+/// The wanted behaviour. Each field's description ends with when a change of it reaches pods that run: Hot,
+/// at once; Listener, once Envoy took new listeners, which cuts no connection; Pod, when the pod is made anew.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[cfg_attr(
     feature = "kube",
@@ -51,26 +59,61 @@ pub struct Metadata {
         shortname = "ap",
         category = "sallyport",
         status = "crate::AgentPolicyStatus",
+        derive = "PartialEq",
+        doc = "What an agent may call, and what its traffic is inspected for.",
+        annotation("sallyport.dev/crd-version", "1"),
+        validation = (cel::NAME, cel::NAME_MESSAGE),
+        printcolumn(name = "Mode", type_ = "string", json_path = ".spec.mode"),
+        printcolumn(
+            name = "Accepted",
+            type_ = "string",
+            json_path = r#".status.conditions[?(@.type=="Accepted")].status"#
+        ),
+        printcolumn(
+            name = "Enforced",
+            type_ = "string",
+            json_path = ".status.enforced",
+            description = "Pods that acknowledged the newest generation, of guarded pods that run"
+        ),
+        printcolumn(
+            name = "CPU/Pod",
+            type_ = "string",
+            json_path = ".status.capacity.cpu",
+            description = "CPU request of one pod's sidecar"
+        ),
+        printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+        printcolumn(name = "Rules", type_ = "integer", json_path = ".status.rules", priority = 1),
+        printcolumn(name = "Digest", type_ = "string", json_path = ".status.digest", priority = 1),
+        printcolumn(name = "Capacity", type_ = "string", json_path = ".status.capacity.summary", priority = 1),
     )
 )]
 pub struct AgentPolicySpec {
     /// Which pods of the namespace the policy is for; empty means every guarded pod. Pod.
+    #[serde(skip_serializing_if = "is_default")]
     pub selector: Selector,
-    /// Whether decisions are carried out (`Enforce`) or only recorded (`Observe`). Hot.
+    /// Whether decisions are carried out (`Enforce`) or only recorded (`Observe`). Listener.
     pub mode: Mode,
-    /// What Envoy does with a message while the filter can't answer. Listener.
+    /// What Envoy does with a message while the filter can't answer: `Closed` refuses it, `Open` lets it
+    /// pass uninspected, counted. Listener.
     pub failure_policy: FailurePolicy,
     /// How the pod's connections reach the sidecar. Pod.
     pub capture: Capture,
     /// Which destinations the agent may call. Hot.
     pub egress: Egress,
     /// Which rules look at the traffic. Hot.
+    #[serde(skip_serializing_if = "is_default")]
     pub detection: Detection,
     /// Cedar of the namespace's own. Hot.
+    #[serde(skip_serializing_if = "is_default")]
     pub cedar: Cedar,
     /// Named, expiring exceptions that Cedar policies may read. Hot.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "kube",
+        schemars(length(max = bounds::EXCEPTIONS), extend("x-kubernetes-validations" = cel::exceptions()))
+    )]
     pub exceptions: Vec<Exception>,
-    /// Bounds on what is held and inspected. `maxBodyBytes`: Listener.
+    /// Bounds on what is held and inspected. Listener.
     pub limits: Limits,
     /// What the agent's containers may be. Pod.
     pub isolation: Isolation,
@@ -85,9 +128,21 @@ pub struct AgentPolicySpec {
 pub struct Selector {
     /// Labels that must be there with these values.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(
+        feature = "kube",
+        schemars(
+            extend("maxProperties" = bounds::LABELS),
+            transform = cel::label_values,
+            extend("x-kubernetes-validations" = cel::match_labels())
+        )
+    )]
     pub match_labels: BTreeMap<String, String>,
     /// Conditions on labels.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "kube",
+        schemars(length(max = bounds::LABELS), extend("x-kubernetes-validations" = cel::match_expressions()))
+    )]
     pub match_expressions: Vec<LabelRequirement>,
 }
 
@@ -97,11 +152,16 @@ pub struct Selector {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LabelRequirement {
     /// The label.
+    #[cfg_attr(feature = "kube", schemars(length(min = 1, max = bounds::LABEL_KEY)))]
     pub key: String,
     /// What must hold for it.
     pub operator: LabelOperator,
     /// Values for `In` and `NotIn`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "kube",
+        schemars(length(max = bounds::LABEL_VALUES), inner(length(max = bounds::LABEL_VALUE)))
+    )]
     pub values: Vec<String>,
 }
 
@@ -117,6 +177,31 @@ pub enum LabelOperator {
     Exists,
     /// It is not there.
     DoesNotExist,
+}
+
+impl Isolation {
+    /// Capabilities that no container of a guarded pod may have: each lets its holder change the capture
+    /// rules, become another user (the sidecar's, which is let out), or reach into the sidecar's or the
+    /// node's processes.
+    pub const FORBIDDEN_CAPABILITIES: [&str; 17] = [
+        "ALL",
+        "BPF",
+        "CHECKPOINT_RESTORE",
+        "DAC_OVERRIDE",
+        "DAC_READ_SEARCH",
+        "NET_ADMIN",
+        "NET_RAW",
+        "PERFMON",
+        "SETFCAP",
+        "SETGID",
+        "SETPCAP",
+        "SETUID",
+        "SYS_ADMIN",
+        "SYS_BOOT",
+        "SYS_MODULE",
+        "SYS_PTRACE",
+        "SYS_RAWIO",
+    ];
 }
 
 impl Selector {
@@ -141,13 +226,26 @@ impl Selector {
 #[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Capture {
-    /// By which means.
+    /// By which means. `Init`: an init container with NET_ADMIN writes rules into the pod's network
+    /// namespace. `Explicit`: the agent is told by `HTTP_PROXY`; advisory, because nothing forces it.
     pub mode: CaptureMode,
     /// Networks whose connections go past the sidecar, uninspected. Only the policy can say so.
     #[serde(rename = "excludeCIDRs", skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "kube",
+        schemars(
+            length(max = bounds::EXCLUDES),
+            inner(length(max = bounds::CIDR)),
+            extend("x-kubernetes-validations" = cel::cidrs())
+        )
+    )]
     pub exclude_cidrs: Vec<String>,
     /// TCP ports whose connections go past the sidecar, uninspected.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "kube",
+        schemars(with = "Vec<i32>", length(max = bounds::EXCLUDES), inner(range(min = 1, max = 65_535)))
+    )]
     pub exclude_ports: Vec<u16>,
 }
 
@@ -169,9 +267,22 @@ pub enum CaptureMode {
 pub struct Isolation {
     /// The RuntimeClass that guarded pods must have; set where the pod names none. Empty: not looked at.
     #[serde(skip_serializing_if = "String::is_empty")]
+    #[cfg_attr(
+        feature = "kube",
+        schemars(length(max = bounds::NAME), extend("x-kubernetes-validations" = cel::runtime_class()))
+    )]
     pub runtime_class: String,
-    /// Linux capabilities that the agent's containers may add; everything else is dropped.
+    /// Linux capabilities that the agent's containers may add, without `CAP_`; everything else is dropped.
+    /// Those with which an agent could get round its sidecar are refused.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "kube",
+        schemars(
+            length(max = bounds::CAPABILITIES),
+            inner(length(max = bounds::CAPABILITY)),
+            extend("x-kubernetes-validations" = cel::capabilities())
+        )
+    )]
     pub allow_capabilities: Vec<String>,
     /// Whether the agent's containers may run as root.
     pub allow_root: bool,
@@ -185,12 +296,22 @@ pub struct Isolation {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Capacity {
     /// Calls per second that one pod makes at its busiest.
+    #[cfg_attr(feature = "kube", schemars(with = "i32", range(min = 1, max = bounds::REQUESTS_PER_SECOND)))]
     pub requests_per_second: u32,
     /// The 95th percentile of its requests' bodies, a quantity in bytes such as `8Ki`.
+    #[cfg_attr(
+        feature = "kube",
+        schemars(length(max = bounds::QUANTITY), extend("x-kubernetes-validations" = cel::quantity()))
+    )]
     pub request_body_p95: String,
-    /// The 95th percentile of its responses' bodies.
+    /// The 95th percentile of its responses' bodies, a quantity in bytes.
+    #[cfg_attr(
+        feature = "kube",
+        schemars(length(max = bounds::QUANTITY), extend("x-kubernetes-validations" = cel::quantity()))
+    )]
     pub response_body_p95: String,
     /// What is added to the computed need, in percent.
+    #[cfg_attr(feature = "kube", schemars(with = "i32", range(min = 0, max = bounds::HEADROOM_PERCENT)))]
     pub headroom_percent: u32,
 }
 
@@ -228,13 +349,15 @@ pub enum FailurePolicy {
 }
 
 /// Which destinations an agent may call.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Egress {
     /// What holds for a destination that no rule names.
     pub default: DefaultAction,
     /// Rules in order; the first that matches decides.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "kube", schemars(length(max = bounds::EGRESS_RULES)))]
     pub rules: Vec<EgressRule>,
 }
 
@@ -250,20 +373,48 @@ pub enum DefaultAction {
 }
 
 /// One egress rule; every condition it states must hold.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EgressRule {
     /// Host names. `*.example.com` matches every name below `example.com`, not the name itself.
+    #[cfg_attr(
+        feature = "kube",
+        schemars(
+            length(max = bounds::PATTERNS),
+            inner(length(max = bounds::HOST)),
+            extend("x-kubernetes-validations" = cel::hosts())
+        )
+    )]
     pub hosts: Vec<String>,
     /// Ports; empty means every port.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "kube",
+        schemars(with = "Vec<i32>", length(max = bounds::PATTERNS), inner(range(min = 1, max = 65_535)))
+    )]
     pub ports: Vec<u16>,
     /// HTTP methods in capitals; empty means every method.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "kube",
+        schemars(
+            length(max = bounds::METHODS),
+            inner(length(max = bounds::METHOD)),
+            extend("x-kubernetes-validations" = cel::methods())
+        )
+    )]
     pub methods: Vec<String>,
     /// Paths: exact, or a prefix where the pattern ends in `*`; empty means every path.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "kube",
+        schemars(
+            length(max = bounds::PATTERNS),
+            inner(length(max = bounds::PATH)),
+            extend("x-kubernetes-validations" = cel::paths())
+        )
+    )]
     pub paths: Vec<String>,
     /// What the rule does.
     pub action: EgressAction,
@@ -280,25 +431,40 @@ pub enum EgressAction {
 }
 
 /// Which rules look at the traffic.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-#[derive(Default)]
 pub struct Detection {
     /// Pack names. `core` is always on, named or not. Left out, every shipped pack is on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "kube",
+        schemars(
+            length(max = bounds::PACKS),
+            inner(length(max = bounds::PACK)),
+            extend("x-kubernetes-validations" = cel::packs())
+        )
+    )]
     pub packs: Option<Vec<String>>,
     /// What single rules do instead of what the shipped policies say. Rules of `core` can't be overridden.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "kube",
+        schemars(length(max = bounds::OVERRIDES), extend("x-kubernetes-validations" = cel::overrides()))
+    )]
     pub overrides: Vec<RuleOverride>,
 }
 
 /// A rule's action, set by hand.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RuleOverride {
     /// The rule's id, for example `SLP-SEC-0001`.
+    #[cfg_attr(feature = "kube", schemars(length(max = bounds::RULE)))]
     pub rule: String,
-    /// What a finding of that rule leads to.
+    /// What a finding of that rule leads to. `Hold` waits for an approval; until approvals exist it
+    /// refuses with code `held`.
     pub action: OverrideAction,
 }
 
@@ -319,34 +485,45 @@ pub enum OverrideAction {
 }
 
 /// Cedar of the namespace's own.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Cedar {
     /// `forbid` policies, each with an `@id` and an `@action`, validated against the shipped schema.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[cfg_attr(feature = "kube", schemars(length(max = bounds::CEDAR)))]
     pub inline: String,
 }
 
 /// A named exception with an end.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Exception {
     /// A rule's id, the word `egress`, or a name that the policy's own Cedar reads.
+    #[cfg_attr(feature = "kube", schemars(length(max = bounds::EXCEPTION_ID)))]
     pub id: String,
     /// The instant from which it holds no longer (RFC 3339).
-    #[cfg_attr(feature = "kube", schemars(with = "String"))]
     pub until: Timestamp,
     /// Why it exists, for the reader of the audit.
+    #[cfg_attr(feature = "kube", schemars(length(max = bounds::REASON)))]
     pub reason: String,
 }
 
 /// Bounds on what is held and inspected.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Limits {
-    /// The largest body, in bytes, that is held for inspection; a larger one is refused with 413.
+    /// The largest body, in bytes, that is held for inspection; a larger one is refused with 413. The
+    /// sidecar's memory and timeouts are computed from it, and follow when the pod is made anew.
+    #[cfg_attr(
+        feature = "kube",
+        schemars(
+            with = "i32",
+            range(min = Limits::LEAST_MAX_BODY_BYTES, max = Limits::MOST_MAX_BODY_BYTES)
+        )
+    )]
     pub max_body_bytes: u32,
 }
 
@@ -362,5 +539,29 @@ impl Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self { max_body_bytes: Self::DEFAULT_MAX_BODY_BYTES }
+    }
+}
+
+/// Whether a field says what would hold without it.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+#[cfg(feature = "kube")]
+impl From<AgentPolicyObject> for AgentPolicy {
+    /// The document without what only a cluster knows.
+    fn from(object: AgentPolicyObject) -> Self {
+        let metadata = object.metadata;
+        Self {
+            api_version: crate::API_VERSION.to_owned(),
+            kind: crate::KIND.to_owned(),
+            metadata: Metadata {
+                name: metadata.name.unwrap_or_default(),
+                namespace: metadata.namespace.unwrap_or_default(),
+                labels: metadata.labels.unwrap_or_default(),
+                annotations: metadata.annotations.unwrap_or_default(),
+            },
+            spec: object.spec,
+        }
     }
 }

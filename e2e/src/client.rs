@@ -6,14 +6,16 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
 
 /// How long a call may take before the client gives up: far above anything a test waits for.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// What a request carries.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub enum Body {
     /// Nothing, and no header that says so.
     #[default]
@@ -25,19 +27,20 @@ pub enum Body {
 }
 
 /// A call to make.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Call {
     method: String,
     url: String,
     headers: Vec<(String, String)>,
     body: Body,
     proxy: Option<SocketAddr>,
+    connect_to: Option<SocketAddr>,
     deadline: Duration,
     give_up_after: Option<usize>,
 }
 
 /// How a response ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub enum End {
     /// As its framing announced.
     Clean,
@@ -50,7 +53,7 @@ pub enum End {
 }
 
 /// What came back.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Answer {
     /// Status; 0 if none came.
     pub status: u16,
@@ -89,6 +92,7 @@ impl Call {
             headers: Vec::new(),
             body: Body::None,
             proxy: None,
+            connect_to: None,
             deadline: DEADLINE,
             give_up_after: None,
         }
@@ -115,6 +119,13 @@ impl Call {
         self
     }
 
+    /// Connects to this address, whatever the URL names.
+    #[must_use]
+    pub fn connect_to(mut self, address: SocketAddr) -> Self {
+        self.connect_to = Some(address);
+        self
+    }
+
     /// Gives up after this long.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
@@ -135,7 +146,7 @@ impl Call {
         let (authority, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
         let (address, target) = match self.proxy {
             Some(proxy) => (proxy, if self.method == "CONNECT" { authority } else { &self.url }),
-            None => (authority.replace("localhost", "127.0.0.1").parse().map_err(io::Error::other)?, path),
+            None => (self.connect_to.map_or_else(|| resolve(authority), Ok)?, path),
         };
         let start = Instant::now();
         let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
@@ -179,6 +190,17 @@ impl Call {
             }
         }
     }
+}
+
+/// The first IPv4 address of a name or literal, with port 80 where none is given.
+fn resolve(authority: &str) -> io::Result<SocketAddr> {
+    let with_port = if authority.rsplit_once(':').is_some_and(|(_, p)| p.parse::<u16>().is_ok()) {
+        authority.to_owned()
+    } else {
+        format!("{authority}:80")
+    };
+    let mut addresses = with_port.to_socket_addrs()?.filter(SocketAddr::is_ipv4);
+    addresses.next().ok_or_else(|| io::Error::other(format!("{authority} has no IPv4 address")))
 }
 
 impl Answer {

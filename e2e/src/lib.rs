@@ -11,9 +11,13 @@
     reason = "test equipment: the honest reaction to anything unexpected is to stop with its place"
 )]
 
+pub mod agent;
 pub mod client;
+pub mod cluster;
 pub mod demo;
 pub mod fault_extproc;
+pub mod messages;
 pub mod rig;
 pub mod scripted;
+pub mod subscribers;
 pub mod upstream;

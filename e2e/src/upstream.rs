@@ -100,7 +100,12 @@ pub struct Upstream {
 impl Upstream {
     /// Starts an upstream on a port of the loopback; 0 picks a free one.
     pub fn start(port: u16) -> std::io::Result<Self> {
-        let listener = std::net::TcpListener::bind(("127.0.0.1", port))?;
+        Self::start_at(SocketAddr::from(([127, 0, 0, 1], port)))
+    }
+
+    /// Starts an upstream on this address; in a pod that is every address.
+    pub fn start_at(address: SocketAddr) -> std::io::Result<Self> {
+        let listener = std::net::TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let seen = Seen::default();

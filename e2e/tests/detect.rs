@@ -4,7 +4,8 @@
 use std::io::Write;
 use std::time::Duration;
 
-use sallyport_e2e::client::{Answer, Body, Call, End};
+use sallyport_e2e::client::{Body, Call, End};
+use sallyport_e2e::messages::{chat, expect_rpc_refusal, rules, tool};
 use sallyport_e2e::rig::{Filter, Plan, Rig};
 use sallyport_e2e::upstream::{DESTRUCTIVE_SQL, GOOD_WORDS, POISON, fake_key};
 use serde_json::{Value, json};
@@ -13,37 +14,6 @@ const SOON: Duration = Duration::from_secs(10);
 
 fn honest() -> Rig {
     Plan::new(Filter::Honest).start()
-}
-
-fn chat(model: &str, prompt: &str, stream: bool) -> Value {
-    json!({"model": model, "stream": stream, "messages": [
-        {"role": "system", "content": "You are a support agent."},
-        {"role": "user", "content": prompt},
-    ]})
-}
-
-fn tool(name: &str, arguments: &Value) -> Value {
-    json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": name, "arguments": arguments}})
-}
-
-fn rules(error: &Value) -> usize {
-    error["rules"].as_array().map_or(0, Vec::len)
-}
-
-/// A refusal of an MCP call: JSON-RPC's own shape, with the call's id.
-fn expect_rpc_refusal(answer: Answer) -> Value {
-    let answer = answer.expect_status(200);
-    let message = answer.json();
-    assert_eq!(message["jsonrpc"], "2.0", "{}", answer.text());
-    assert_eq!(message["id"], 7, "{}", answer.text());
-    assert!(message.get("result").is_none(), "{}", answer.text());
-    assert!(
-        message["error"]["code"].is_i64() && message["error"]["message"].is_string(),
-        "{}",
-        answer.text()
-    );
-    assert_eq!(answer.header("content-type"), Some("application/json"));
-    message["error"]["data"].clone()
 }
 
 #[test]

@@ -1,5 +1,7 @@
-//! The operator's process.
+//! `sallyport-operator`: the operator's process.
 
-fn main() -> std::process::ExitCode {
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
     sallyport_operator::main()
 }

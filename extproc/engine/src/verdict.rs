@@ -67,11 +67,34 @@ pub enum Code {
     ProtocolError,
     /// The sidecar is going away.
     ShuttingDown,
+    /// The kill switch blocks every call.
+    Killed,
+    /// The sidecar has not been told yet what to enforce.
+    NoBundle,
     /// A fault of our own.
     Internal,
 }
 
 impl Code {
+    /// Every code, in the order of their declaration.
+    pub const ALL: [Self; 15] = [
+        Self::PolicyDenied,
+        Self::Held,
+        Self::EgressDenied,
+        Self::BadUrl,
+        Self::TunnelDenied,
+        Self::BodyTooLarge,
+        Self::BadEncoding,
+        Self::Overloaded,
+        Self::ScanTimeout,
+        Self::PolicyError,
+        Self::ProtocolError,
+        Self::ShuttingDown,
+        Self::Killed,
+        Self::NoBundle,
+        Self::Internal,
+    ];
+
     /// The code as it stands in error bodies, logs and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -87,6 +110,8 @@ impl Code {
             Self::PolicyError => "policy_error",
             Self::ProtocolError => "protocol_error",
             Self::ShuttingDown => "shutting_down",
+            Self::Killed => "killed",
+            Self::NoBundle => "no_bundle",
             Self::Internal => "internal",
         }
     }
@@ -94,11 +119,11 @@ impl Code {
     /// The HTTP status a refused client gets.
     pub const fn http_status(self) -> u16 {
         match self {
-            Self::PolicyDenied | Self::Held | Self::EgressDenied | Self::TunnelDenied => 403,
+            Self::PolicyDenied | Self::Held | Self::EgressDenied | Self::TunnelDenied | Self::Killed => 403,
             Self::BadUrl => 400,
             Self::BodyTooLarge => 413,
             Self::BadEncoding => 415,
-            Self::Overloaded | Self::ShuttingDown => 503,
+            Self::Overloaded | Self::ShuttingDown | Self::NoBundle => 503,
             Self::ScanTimeout => 504,
             Self::PolicyError | Self::ProtocolError | Self::Internal => 500,
         }

@@ -22,6 +22,11 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
+    /// Bytes that may be held.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
     fn take(&self, bytes: usize) -> bool {
         let taken = self.used.fetch_add(bytes, Ordering::Relaxed);
         let fits = taken.checked_add(bytes).is_some_and(|sum| sum <= self.limit);

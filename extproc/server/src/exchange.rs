@@ -17,6 +17,7 @@ mod step;
 use std::sync::Arc;
 use std::time::Instant;
 
+use bytes::Bytes;
 use sallyport_api::Mode;
 use sallyport_engine::{ResponseHead, TransportFailure};
 use sallyport_proto::ext_proc::{HttpBody, HttpHeaders, HttpTrailers, Message, ProcessingRequest};
@@ -29,6 +30,7 @@ use crate::reply::{self, Send};
 use crate::tally::{Subject, Tally};
 
 use ending::unenforceable;
+pub(crate) use step::INLINE_SCAN_BYTES;
 use step::Side;
 pub use step::{Context, Note, Outcome, Settled, Step, Work};
 
@@ -89,6 +91,11 @@ impl Exchange {
         self.started = Instant::now();
         if self.over {
             return Step::Wait;
+        }
+        if self.cx.stop.is_thrown()
+            && let Some(step) = self.stopped_by(&message)
+        {
+            return step;
         }
         if std::mem::take(&mut self.first) {
             // The attribute may carry the id where no header does.
@@ -313,7 +320,7 @@ impl Exchange {
             Side::Whole { held } => self.whole(Direction::Response, message, held),
             Side::Copy { body, held, lost } => self.copy(Direction::Response, &message, body, held, lost),
             Side::Scan { scanner, held } => {
-                self.scan(&message.body, message.end_of_stream, None, scanner, held)
+                self.scan(message.body, message.end_of_stream, None, scanner, held)
             }
             Side::Hold { body, held } => self.hold(&message, body, held),
             // Envoy may send the end of a stream twice (envoy#46237), and takes one answer to both.
@@ -332,7 +339,7 @@ impl Exchange {
                 let answer = reply::trailers(Direction::Response);
                 self.note(Direction::Response, answer, body.into(), held, lost)
             }
-            Side::Scan { scanner, held } => self.scan(&[], true, Some(message), scanner, held),
+            Side::Scan { scanner, held } => self.scan(Bytes::new(), true, Some(message), scanner, held),
             Side::Hold { body, held } => {
                 self.response_side = Side::Judging { whole: false, last: true, trailers: Some(message) };
                 self.judge(Direction::Response, body.into(), held)

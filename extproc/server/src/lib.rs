@@ -13,12 +13,17 @@
 //! * `metadata_options.receiving_namespaces.untyped: [sallyport]`, for the access log.
 //! * Where the listener stands for one upstream, gRPC initial metadata [`UPSTREAM_METADATA`].
 //!
+//! In a pod ([`sidecar`]) the policy comes from the operator ([`discovery`]); beside `sallyport up` it is a file.
+//!
 //! What is not guaranteed: a peer that can write to the socket can do as Envoy can. It is made with mode 0600.
 
 pub mod cli;
+pub mod discovery;
 pub mod exchange;
+pub mod metrics;
 pub mod noop;
 pub mod observer;
+pub mod sidecar;
 pub mod watchdog;
 
 mod budget;
@@ -28,12 +33,14 @@ mod judge;
 mod reply;
 mod server;
 mod socket;
+mod stop;
 mod stream;
 mod tally;
 
 pub use budget::Budget;
 pub use head::Upstream;
 pub use judge::{Judge, Scan};
-pub use observer::{Direction, LogObserver, Observer, Record};
+pub use observer::{Direction, LogObserver, MessageKind, Observer, Record};
 pub use reply::{DECISION_HEADER, METADATA_NAMESPACE};
 pub use server::{Config, Policy, Server, UPSTREAM_METADATA};
+pub use stop::{Stop, Why};

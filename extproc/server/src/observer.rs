@@ -1,6 +1,9 @@
 //! What is told about every message that was decided: the seam for receipts, metrics and logs.
 
+use std::time::Duration;
+
 use sallyport_engine::{Code, Decision, Protocol, Verdict};
+use sallyport_proto::ext_proc::Message;
 
 /// Which way a message went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,6 +107,66 @@ pub(crate) fn policies(verdict: &Verdict) -> Vec<&str> {
 pub trait Observer: Send + Sync + 'static {
     /// Takes note of one message.
     fn record(&self, record: &Record<'_>);
+
+    /// A message of Envoy's was answered.
+    fn answered(&self, kind: MessageKind, took: Duration) {
+        let _ = (kind, took);
+    }
+
+    /// An exchange began.
+    fn opened(&self) {}
+
+    /// An exchange ended.
+    fn closed(&self) {}
+}
+
+/// The kinds of messages that Envoy sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "they are called as in ext_proc")]
+pub enum MessageKind {
+    RequestHeaders,
+    RequestBody,
+    RequestTrailers,
+    ResponseHeaders,
+    ResponseBody,
+    ResponseTrailers,
+}
+
+impl MessageKind {
+    /// Every kind, in the order of their declaration.
+    pub const ALL: [Self; 6] = [
+        Self::RequestHeaders,
+        Self::RequestBody,
+        Self::RequestTrailers,
+        Self::ResponseHeaders,
+        Self::ResponseBody,
+        Self::ResponseTrailers,
+    ];
+
+    /// The kind's name in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::RequestHeaders => "request_headers",
+            Self::RequestBody => "request_body",
+            Self::RequestTrailers => "request_trailers",
+            Self::ResponseHeaders => "response_headers",
+            Self::ResponseBody => "response_body",
+            Self::ResponseTrailers => "response_trailers",
+        }
+    }
+}
+
+impl From<&Message> for MessageKind {
+    fn from(message: &Message) -> Self {
+        match message {
+            Message::RequestHeaders(_) => Self::RequestHeaders,
+            Message::RequestBody(_) => Self::RequestBody,
+            Message::RequestTrailers(_) => Self::RequestTrailers,
+            Message::ResponseHeaders(_) => Self::ResponseHeaders,
+            Message::ResponseBody(_) => Self::ResponseBody,
+            Message::ResponseTrailers(_) => Self::ResponseTrailers,
+        }
+    }
 }
 
 /// Writes one log line per message: refusals as warnings, what was marked or redacted as information, and

@@ -18,6 +18,7 @@ use crate::head::Upstream;
 use crate::judge::Judge;
 use crate::observer::Observer;
 use crate::socket::{self, SocketFile};
+use crate::stop::Stop;
 use crate::stream::{Answers, JudgeSlot, Phase, answers, turned_away};
 
 /// The stream metadata by which a base-URL listener names its upstream: `https://host[:port]`.
@@ -110,6 +111,8 @@ pub struct Server {
     config: Config,
     policy: Policy,
     observer: Arc<dyn Observer>,
+    stop: Arc<Stop>,
+    budget: Arc<Budget>,
     listener: std::os::unix::net::UnixListener,
     file: SocketFile,
 }
@@ -120,7 +123,19 @@ impl Server {
     /// Binds the socket. From here on Envoy can connect; it is answered once [`Server::serve`] runs.
     pub fn bind(config: Config, judge: Arc<dyn Judge>, observer: Arc<dyn Observer>) -> io::Result<Self> {
         let (listener, file) = socket::bind(&config.socket)?;
-        Ok(Self { config, policy: Policy::new(judge), observer, listener, file })
+        let budget = Budget::new(config.budget_bytes);
+        let stop = Arc::default();
+        Ok(Self { config, policy: Policy::new(judge), observer, stop, budget, listener, file })
+    }
+
+    /// The switch that blocks every message, whatever the policy says.
+    pub fn stop(&self) -> Arc<Stop> {
+        Arc::clone(&self.stop)
+    }
+
+    /// What all exchanges together may hold.
+    pub fn budget(&self) -> Arc<Budget> {
+        Arc::clone(&self.budget)
     }
 
     /// The policy in force, to be swapped.
@@ -136,7 +151,8 @@ impl Server {
         let service = Service {
             policy: self.policy,
             observer: self.observer,
-            budget: Budget::new(self.config.budget_bytes),
+            budget: self.budget,
+            stop: self.stop,
             phase: phase.subscribe(),
             scan_timeout: self.config.scan_timeout,
         };
@@ -173,6 +189,7 @@ struct Service {
     policy: Policy,
     observer: Arc<dyn Observer>,
     budget: Arc<Budget>,
+    stop: Arc<Stop>,
     phase: watch::Receiver<Phase>,
     scan_timeout: Duration,
 }
@@ -202,6 +219,7 @@ impl ExternalProcessor for Service {
             observer: Arc::clone(&self.observer),
             budget: Arc::clone(&self.budget),
             upstream,
+            stop: Arc::clone(&self.stop),
         };
         let exchange = Exchange::new(context);
         let answers = answers(request.into_inner(), exchange, self.phase.clone(), self.scan_timeout);

@@ -5,7 +5,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt, Stream, StreamExt, stream};
 use sallyport_engine::{Code, TransportFailure};
@@ -13,11 +13,9 @@ use sallyport_proto::ext_proc::{ProcessingRequest, ProcessingResponse};
 use tokio::sync::watch;
 use tonic::Status;
 
-use crate::exchange::{Exchange, Note, Outcome, Settled, Step, Work};
-
-/// Scans of more than this leave the thread that answers Envoy: at some 200 MB/s they would keep every
-/// other exchange waiting for more than a millisecond.
-const INLINE_SCAN_BYTES: usize = 256 << 10;
+use crate::exchange::{Exchange, INLINE_SCAN_BYTES, Note, Outcome, Settled, Step, Work};
+use crate::observer::MessageKind;
+use crate::stop::Why;
 
 /// How far the process is from its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,6 +40,9 @@ struct Driver<In> {
     inbound: In,
     exchange: Exchange,
     phase: watch::Receiver<Phase>,
+    stop: watch::Receiver<Option<Why>>,
+    /// The message that waits for its answer, and since when.
+    asked: Option<(MessageKind, Instant)>,
     scan_timeout: Duration,
     /// The second half of a step that answers twice.
     queued: Option<Box<ProcessingResponse>>,
@@ -59,7 +60,10 @@ pub(crate) fn answers<In>(
 where
     In: Stream<Item = Result<ProcessingRequest, Status>> + Send + Unpin,
 {
-    let driver = Driver { inbound, exchange, phase, scan_timeout, queued: None, note: None };
+    let stop = exchange.stop().subscribe();
+    exchange.observer().opened();
+    let driver =
+        Driver { inbound, exchange, phase, stop, asked: None, scan_timeout, queued: None, note: None };
     // Boxed, because a stream's state is moved in and out of every turn.
     stream::unfold(Some(Box::new(driver)), |driver| async {
         // After an error the stream says so again, should anybody ask: `None` would mean OK.
@@ -72,7 +76,12 @@ where
             Turn::Fail(status(Code::Internal))
         });
         match turn {
-            Turn::Answer(answer) => Some((Ok(*answer), Some(driver))),
+            Turn::Answer(answer) => {
+                if let Some((kind, since)) = driver.asked.take() {
+                    driver.exchange.observer().answered(kind, since.elapsed());
+                }
+                Some((Ok(*answer), Some(driver)))
+            }
             Turn::Fail(status) => Some((Err(status), None)),
             Turn::Over(Settled { .. }) => None,
         }
@@ -96,10 +105,20 @@ where
             let message = tokio::select! {
                 biased;
                 () = halting(&mut self.phase) => return self.halt(),
+                () = thrown(&mut self.stop), if self.exchange.stoppable() => match self.exchange.stopped() {
+                    Some(step) => match self.carry_out(step).await {
+                        Some(turn) => return turn,
+                        None => continue,
+                    },
+                    None => continue,
+                },
                 message = self.inbound.next() => message,
             };
-            let mut step = match message {
-                Some(Ok(message)) => self.exchange.take(message),
+            let step = match message {
+                Some(Ok(message)) => {
+                    self.asked = message.request.as_ref().map(|m| (m.into(), Instant::now()));
+                    self.exchange.take(message)
+                }
                 Some(Err(error)) => {
                     tracing::debug!(code = ?error.code(), "no further message: {}", error.message());
                     self.exchange.abandon(match error.code() {
@@ -119,28 +138,40 @@ where
                     return Turn::Fail(Status::aborted("the exchange ended before its verdict"));
                 }
             };
-            loop {
-                match step {
-                    Step::Answer(answer) => return Turn::Answer(answer),
-                    Step::AnswerTwice(answers) => {
-                        let [first, second] = *answers;
-                        self.queued = Some(Box::new(second));
-                        return Turn::Answer(Box::new(first));
-                    }
-                    Step::AnswerThenNote(answer, note) => {
-                        self.note = Some(note);
-                        return Turn::Answer(answer);
-                    }
-                    Step::Wait => break,
-                    Step::Fail(code) => return Turn::Fail(status(code)),
-                    Step::Judge(work) => {
-                        let outcome = tokio::select! {
-                            biased;
-                            () = halting(&mut self.phase) => return self.halt(),
-                            outcome = judge(*work, self.scan_timeout) => outcome,
-                        };
-                        step = self.exchange.judged(outcome);
-                    }
+            if let Some(turn) = self.carry_out(step).await {
+                return turn;
+            }
+        }
+    }
+
+    /// Carries a step out; `None` where there is nothing to say to Envoy yet.
+    async fn carry_out(&mut self, mut step: Step) -> Option<Turn> {
+        loop {
+            match step {
+                Step::Answer(answer) => return Some(Turn::Answer(answer)),
+                Step::AnswerTwice(answers) => {
+                    let [first, second] = *answers;
+                    self.queued = Some(Box::new(second));
+                    return Some(Turn::Answer(Box::new(first)));
+                }
+                Step::AnswerThenNote(answer, note) => {
+                    self.note = Some(note);
+                    return Some(Turn::Answer(answer));
+                }
+                Step::Wait => return None,
+                Step::Fail(code) => return Some(Turn::Fail(status(code))),
+                Step::Judge(work) => {
+                    let outcome = tokio::select! {
+                        biased;
+                        () = halting(&mut self.phase) => return Some(self.halt()),
+                        () = thrown(&mut self.stop) => None,
+                        outcome = judge(*work, self.scan_timeout) => Some(outcome),
+                    };
+                    step = match outcome {
+                        Some(outcome) => self.exchange.judged(outcome),
+                        // Reversed in this very moment: what was cut off can't be taken up again.
+                        None => self.exchange.stopped().unwrap_or(Step::Fail(Code::Killed)),
+                    };
                 }
             }
         }
@@ -155,6 +186,7 @@ where
 impl<In> Drop for Driver<In> {
     /// What passed is judged also where nobody came back for the next answer.
     fn drop(&mut self) {
+        self.exchange.observer().closed();
         let Some(note) = self.note.take() else { return };
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn_blocking(|| note.run())),
@@ -166,6 +198,14 @@ impl<In> Drop for Driver<In> {
 /// Comes back when open exchanges are to end, also when whoever would say so is gone.
 async fn halting(phase: &mut watch::Receiver<Phase>) {
     let _ = phase.wait_for(|p| *p == Phase::Halting).await;
+}
+
+/// Comes back when open exchanges are to be blocked.
+async fn thrown(stop: &mut watch::Receiver<Option<Why>>) {
+    // Whoever could throw it is gone: it stays as it was.
+    if stop.wait_for(Option::is_some).await.is_err() {
+        std::future::pending::<()>().await;
+    }
 }
 
 /// Small bodies are judged where we are: handing them over would cost more than the scan.
@@ -185,7 +225,7 @@ async fn judge(work: Work, timeout: Duration) -> Outcome {
 /// The error that Envoy sees; it answers its client itself, by its `status_on_error`. Never OK.
 pub(crate) fn status(code: Code) -> Status {
     match code {
-        Code::Overloaded | Code::ShuttingDown => Status::unavailable(code.as_str()),
+        Code::Overloaded | Code::ShuttingDown | Code::NoBundle => Status::unavailable(code.as_str()),
         Code::Internal | Code::PolicyError => Status::internal(code.as_str()),
         Code::ScanTimeout => Status::deadline_exceeded(code.as_str()),
         Code::BadUrl
@@ -193,6 +233,7 @@ pub(crate) fn status(code: Code) -> Status {
         | Code::BodyTooLarge
         | Code::EgressDenied
         | Code::Held
+        | Code::Killed
         | Code::PolicyDenied
         | Code::ProtocolError
         | Code::TunnelDenied => Status::aborted(code.as_str()),
@@ -317,6 +358,7 @@ mod tests {
             observer: Arc::new(LogObserver),
             budget: Budget::new(1 << 20),
             upstream: None,
+            stop: Arc::default(),
         };
         let inbound = stream::iter(script).chain(last);
         let mut outbound =
@@ -351,21 +393,7 @@ mod tests {
 
     #[test]
     fn no_code_becomes_an_ok_status() {
-        for code in [
-            Code::PolicyDenied,
-            Code::Held,
-            Code::EgressDenied,
-            Code::BadUrl,
-            Code::TunnelDenied,
-            Code::BodyTooLarge,
-            Code::BadEncoding,
-            Code::Overloaded,
-            Code::ScanTimeout,
-            Code::PolicyError,
-            Code::ProtocolError,
-            Code::ShuttingDown,
-            Code::Internal,
-        ] {
+        for code in Code::ALL {
             assert_ne!(status(code).code(), tonic::Code::Ok);
         }
     }

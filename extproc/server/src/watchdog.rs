@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 /// Starts the watch over the current runtime: a task of it beats, a thread of its own listens. `stalled` is
 /// called once no beat came for `limit`.
-pub fn start(limit: Duration, stalled: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+pub fn start(limit: Duration, stalled: impl FnOnce() + Send + 'static) -> std::io::Result<Heart> {
     let epoch = Instant::now();
     let beat = Arc::new(AtomicU64::new(0));
     let pause = limit / 10;
     let heart = Arc::clone(&beat);
+    let told = Heart { epoch, beat: Arc::clone(&beat) };
     tokio::spawn(async move {
         loop {
             heart.store(millis(epoch), Ordering::Relaxed);
@@ -33,7 +34,21 @@ pub fn start(limit: Duration, stalled: impl FnOnce() + Send + 'static) -> std::i
             }
         }
     })?;
-    Ok(())
+    Ok(told)
+}
+
+/// When the runtime was last seen alive.
+#[derive(Clone, Debug)]
+pub struct Heart {
+    epoch: Instant,
+    beat: Arc<AtomicU64>,
+}
+
+impl Heart {
+    /// How long ago that was.
+    pub fn age(&self) -> Duration {
+        Duration::from_millis(millis(self.epoch).saturating_sub(self.beat.load(Ordering::Relaxed)))
+    }
 }
 
 fn stale(epoch: Instant, beat: &AtomicU64, limit: Duration) -> bool {

@@ -130,6 +130,23 @@ async fn an_observer_that_panics_ends_the_exchange_by_an_error() {
 }
 
 #[tokio::test]
+async fn a_large_chunk_of_a_stream_is_scanned_aside_and_in_bounded_time() {
+    let limit = Duration::from_millis(500);
+    let rig = Rig::with(words(), Arc::default(), |config| config.scan_timeout = limit);
+    let mut call = to(POINTS[3], &rig).await;
+    let start = Instant::now();
+    let mut chunk = stalling();
+    chunk.push(b'\n');
+    call.send(response_body(chunk, false)).await;
+    let mut other = rig.call().await;
+    other.ask(request_headers(&[], true)).await;
+    assert!(start.elapsed() < limit, "another exchange goes on: {:?}", start.elapsed());
+    let answer = call.next().await.expect("an answer").expect("no error: nothing has left yet");
+    assert!(format!("{answer:?}").contains("scan_timeout"), "{answer:?}");
+    assert!(start.elapsed() < limit * 3, "{:?}", start.elapsed());
+}
+
+#[tokio::test]
 async fn a_judge_that_panics_refuses_and_the_server_goes_on() {
     let rig = Rig::start(words());
     let mut call = rig.call().await;

@@ -7,6 +7,8 @@
 
 mod admin;
 mod bench;
+mod check;
+mod cluster;
 mod envoy;
 mod eval;
 mod explain;
@@ -17,6 +19,8 @@ mod policy;
 mod rules;
 mod rundir;
 mod scan;
+mod size;
+mod status;
 mod table;
 mod up;
 
@@ -51,6 +55,9 @@ enum Command {
     Rules(rules::Args),
     Lint(lint::Args),
     Bench(bench::Args),
+    Size(size::Args),
+    Check(check::Args),
+    Status(status::Args),
     Inject(inject::Args),
     Explain(explain::Args),
     /// The filter that `bench` measures
@@ -73,6 +80,9 @@ pub fn run() -> ExitCode {
         Command::Rules(args) => rules::run(&args),
         Command::Lint(args) => lint::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Size(args) => size::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Status(args) => status::run(&args),
         Command::Inject(args) => inject::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::BenchExtproc(args) => args.run(),

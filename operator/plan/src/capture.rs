@@ -97,7 +97,8 @@ table inet sallyport {{
     # Replies to inbound connections, and the last packets of sockets that nobody owns any more. No flow of
     # the agent's gets here unless a rule of this chain let its first packet out.
     ct state established accept
-    ct state related meta l4proto {{ icmp, ipv6-icmp }} accept
+    # ICMP and ICMPv6 by number: an image this small has no /etc/protocols.
+    ct state related meta l4proto {{ 1, 58 }} accept
     # Without neighbour discovery there is no IPv6. Only the kernel can send these without NET_RAW.
     icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit }} accept
     icmpv6 type {{ mld-listener-report, mld-listener-done, mld2-listener-report }} accept
@@ -107,7 +108,7 @@ table inet sallyport {{
     udp dport {{ 80, 443 }} counter name dropped_quic drop
     meta l4proto udp counter name dropped_udp drop
     meta l4proto tcp counter name dropped_tcp drop
-    meta l4proto {{ icmp, ipv6-icmp }} counter name dropped_icmp drop
+    meta l4proto {{ 1, 58 }} counter name dropped_icmp drop
     counter name dropped_other drop
   }}
 

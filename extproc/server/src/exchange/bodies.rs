@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use jiff::Timestamp;
 use sallyport_engine::{Cut, StreamStep, TransportFailure};
 use sallyport_proto::ext_proc::{HttpBody, HttpTrailers, ProcessingResponse};
 
 use super::Exchange;
-use super::step::{Note, Outcome, Side, Step, Work};
+use super::step::{Done, INLINE_SCAN_BYTES, Note, Outcome, Push, Pushed, Side, Step, Task, Work};
 use crate::budget::Held;
 use crate::coding::Coding;
 use crate::head;
@@ -53,7 +52,7 @@ impl Exchange {
 
     pub(super) fn judge(&mut self, direction: Direction, body: Bytes, held: Held) -> Step {
         match self.job(direction, body, held) {
-            Ok(job) => Step::Judge(Box::new(Work(job))),
+            Ok(job) => Step::Judge(Box::new(Work(Task::Body(job)))),
             Err(failure) => self.judged(failure.into()),
         }
     }
@@ -78,6 +77,9 @@ impl Exchange {
 
     /// Takes what came of a [`Step::Judge`].
     pub fn judged(&mut self, outcome: Outcome) -> Step {
+        if matches!(self.response_side, Side::Scanning { .. }) {
+            return self.scanned_aside(outcome);
+        }
         let direction = match (&self.request_side, &self.response_side) {
             (Side::Judging { .. }, _) => Direction::Request,
             (_, Side::Judging { .. }) => Direction::Response,
@@ -88,7 +90,8 @@ impl Exchange {
             return self.fail(direction, TransportFailure::Internal);
         };
         let (verdict, decoded) = match outcome.0 {
-            Ok(judged) => (Ok(judged.verdict), judged.decoded),
+            Ok(Done::Body(judged)) => (Ok(judged.verdict), judged.decoded),
+            Ok(Done::Chunk(_)) => (Err(TransportFailure::Internal), None),
             Err(failure) => (Err(failure), None),
         };
         let rewritten = self.tally(direction).body(verdict);
@@ -128,27 +131,51 @@ impl Exchange {
     /// A chunk of a response that is forwarded while it arrives; `trailers` come after the last one.
     pub(super) fn scan(
         &mut self,
-        chunk: &[u8],
+        chunk: Bytes,
         end: bool,
         trailers: Option<HttpTrailers>,
-        mut scanner: Box<dyn Scan>,
-        mut held: Held,
+        scanner: Box<dyn Scan>,
+        held: Held,
+    ) -> Step {
+        let push = Push { scanner, held, chunk, end };
+        if push.chunk.len() > INLINE_SCAN_BYTES {
+            self.response_side = Side::Scanning { end, trailers };
+            return Step::Judge(Box::new(Work(Task::Chunk(push))));
+        }
+        let pushed = push.run();
+        self.scanned(pushed, end, trailers)
+    }
+
+    fn scanned_aside(&mut self, outcome: Outcome) -> Step {
+        let Side::Scanning { end, trailers } = std::mem::replace(&mut self.response_side, Side::Answered)
+        else {
+            return self.fail(Direction::Response, TransportFailure::Internal);
+        };
+        let pushed = outcome.0.and_then(|done| match done {
+            Done::Chunk(pushed) => Ok(pushed),
+            Done::Body(_) => Err(TransportFailure::Internal),
+        });
+        self.scanned(pushed, end, trailers)
+    }
+
+    fn scanned(
+        &mut self,
+        pushed: Result<Pushed, TransportFailure>,
+        end: bool,
+        trailers: Option<HttpTrailers>,
     ) -> Step {
         let tally = &mut self.response_tally;
-        let step = guarded(|| {
-            let step = scanner.push(chunk, end, Timestamp::now());
-            (step, scanner.held())
-        });
-        let step = step.and_then(|(step, now_held)| {
-            let fits = held.resize(now_held);
-            tally.held = held.peak();
-            if fits { Ok(step) } else { Err(TransportFailure::Overloaded) }
-        });
-        let StreamStep { mut emit, verdict, mut cut } = step.unwrap_or_else(|failure| StreamStep {
-            verdict: Some(failure.verdict()),
-            cut: Some(Cut::Reset),
-            ..StreamStep::default()
-        });
+        let (step, next) = match pushed {
+            Ok(Pushed { step, scanner, held }) => {
+                tally.held = held.peak();
+                (step, Side::Scan { scanner, held })
+            }
+            Err(failure) => {
+                let verdict = Some(failure.verdict());
+                (StreamStep { verdict, cut: Some(Cut::Reset), ..StreamStep::default() }, Side::Answered)
+            }
+        };
+        let StreamStep { mut emit, verdict, mut cut } = step;
         if let Some(verdict) = verdict {
             tally.add(verdict);
         }
@@ -168,7 +195,7 @@ impl Exchange {
                 None => reply::body_unchanged(Direction::Response),
             };
             let done = end || cut.is_some();
-            self.response_side = if done { Side::Passing } else { Side::Scan { scanner, held } };
+            self.response_side = if done { Side::Passing } else { next };
             return self.answer(Direction::Response, answer, done);
         }
         match cut {
@@ -186,7 +213,7 @@ impl Exchange {
                 }
                 None if end => self.forward(emit.into(), true),
                 None => {
-                    self.response_side = Side::Scan { scanner, held };
+                    self.response_side = next;
                     self.forward(emit.into(), false)
                 }
             },

@@ -1,17 +1,19 @@
 //! How messages and exchanges end: answered, refused, failed, settled or abandoned.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use jiff::Timestamp;
 use sallyport_engine::{Code, Decision, RequestHead, ResponseHead, TransportFailure, Verdict, error_body};
-use sallyport_proto::ext_proc::{BodySendMode, HttpTrailers, ProcessingRequest, ProcessingResponse};
+use sallyport_proto::ext_proc::{BodySendMode, HttpTrailers, Message, ProcessingRequest, ProcessingResponse};
 
 use super::Exchange;
 use super::step::{Settled, Side, Step};
 use crate::head;
 use crate::judge::{Judge, guarded};
-use crate::observer::{self, Direction};
+use crate::observer::{self, Direction, Observer};
 use crate::reply;
+use crate::stop::Stop;
 use crate::tally::Tally;
 
 impl Exchange {
@@ -104,6 +106,71 @@ impl Exchange {
         self.tally(direction).add(verdict);
         self.over = true;
         if self.account(direction, true) { Step::Fail(code) } else { self.untraced() }
+    }
+
+    pub(crate) fn observer(&self) -> &dyn Observer {
+        &*self.cx.observer
+    }
+
+    /// The switch that every message is held against.
+    pub(crate) fn stop(&self) -> &Arc<Stop> {
+        &self.cx.stop
+    }
+
+    /// Whether there is anything left that the stop switch could end.
+    pub(crate) fn stoppable(&self) -> bool {
+        let begun = !matches!(self.request_side, Side::Headers);
+        // Observe lets bytes pass whose record is written already.
+        let done = self.enforce
+            && matches!(self.response_side, Side::Answered | Side::Passing)
+            && !self.response_tally.open;
+        begun && !self.over && !done
+    }
+
+    /// The first message carries what the record of its refusal names.
+    pub(super) fn stopped_by(&mut self, message: &ProcessingRequest) -> Option<Step> {
+        if std::mem::take(&mut self.first) {
+            if let Some(id) = head::id_attribute(message) {
+                self.subject.id = Arc::from(id);
+            }
+            if let Some(Message::RequestHeaders(m)) = &message.request {
+                let head = head::request(m.headers.clone(), self.cx.upstream.as_ref());
+                if !head.id.is_empty() {
+                    self.subject.id = Arc::from(head.id);
+                }
+                self.subject.request = Arc::new(head.request);
+            }
+        }
+        self.stopped()
+    }
+
+    /// Ends the exchange because the stop switch is thrown, also where its policy only observes. `None` where
+    /// the switch was reversed meanwhile.
+    ///
+    /// By an answer of our own, never by an error: with `failure_mode_allow` Envoy would let the rest of the
+    /// exchange pass by. Where the response's head has left, Envoy resets the connection instead, at whatever
+    /// moment the answer comes.
+    pub(crate) fn stopped(&mut self) -> Option<Step> {
+        let verdict = self.cx.stop.verdict()?;
+        self.started = Instant::now();
+        self.enforce = true;
+        self.over = true;
+        let passed = matches!(self.request_side, Side::Answered | Side::Passing);
+        let direction = if passed { Direction::Response } else { Direction::Request };
+        // Drops what is held, and gives its budget back.
+        self.request_side = Side::Answered;
+        self.response_side = Side::Answered;
+        let tally = self.tally(direction);
+        // A record that is written already is not written again.
+        if passed && !tally.open {
+            *tally = Tally::default();
+        }
+        tally.add(verdict.clone());
+        if !self.account(direction, true) {
+            return Some(self.untraced());
+        }
+        let (request, call) = (&self.subject.request, &self.request_tally.protocol);
+        Some(Step::Answer(Box::new(reply::refuse(&verdict, request, &self.subject.id, call))))
     }
 
     /// A message that can't come where it came. Enforce refuses; Observe passes it by `neutral`.

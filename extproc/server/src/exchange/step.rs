@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use sallyport_engine::{Code, TransportFailure};
+use bytes::Bytes;
+use jiff::Timestamp;
+use sallyport_engine::{Code, StreamStep, TransportFailure};
 use sallyport_proto::ext_proc::{HttpTrailers, ProcessingResponse};
 
 use crate::budget::{Budget, Held};
 use crate::head::Upstream;
-use crate::judge::{Job, Judge, Judged, Scan};
+use crate::judge::{Job, Judge, Judged, Scan, guarded};
 use crate::observer::{Direction, Observer};
+use crate::stop::Stop;
 use crate::tally::{Subject, Tally};
 
 /// What an exchange needs from the process it runs in, and from the listener it came through.
@@ -23,6 +26,8 @@ pub struct Context {
     pub budget: Arc<Budget>,
     /// The destination, where the listener and not the client names it.
     pub upstream: Option<Upstream>,
+    /// What blocks every message, whatever the judge would say.
+    pub stop: Arc<Stop>,
 }
 
 /// What is to be done after a message.
@@ -43,28 +48,85 @@ pub enum Step {
     Fail(Code),
 }
 
-/// A body to be judged.
+/// Scans of more than this leave the thread that answers Envoy: at some 200 MB/s they would keep every
+/// other exchange waiting for more than a millisecond.
+pub(crate) const INLINE_SCAN_BYTES: usize = 256 << 10;
+
+/// A body to be judged, or a chunk of one.
 #[derive(Debug)]
-pub struct Work(pub(super) Job);
+pub struct Work(pub(super) Task);
+
+#[derive(Debug)]
+pub(super) enum Task {
+    Body(Job),
+    Chunk(Push),
+}
 
 impl Work {
     /// Bytes that will be looked at, at most.
     pub fn weight(&self) -> usize {
-        self.0.weight()
+        match &self.0 {
+            Task::Body(job) => job.weight(),
+            Task::Chunk(push) => push.chunk.len(),
+        }
     }
 
     /// Does the work, on whatever thread.
     pub fn run(self) -> Outcome {
-        Outcome(self.0.run())
+        Outcome(match self.0 {
+            Task::Body(job) => job.run().map(Done::Body),
+            Task::Chunk(push) => push.run().map(Done::Chunk),
+        })
     }
 }
 
 /// What came of [`Work`].
-pub struct Outcome(pub(super) Result<Judged, TransportFailure>);
+pub struct Outcome(pub(super) Result<Done, TransportFailure>);
+
+pub(super) enum Done {
+    Body(Judged),
+    Chunk(Pushed),
+}
 
 impl From<TransportFailure> for Outcome {
     fn from(failure: TransportFailure) -> Self {
         Self(Err(failure))
+    }
+}
+
+/// A chunk to be scanned. Owns the scanner: where nobody waits for it any more, both are gone.
+pub(super) struct Push {
+    pub(super) scanner: Box<dyn Scan>,
+    pub(super) held: Held,
+    pub(super) chunk: Bytes,
+    pub(super) end: bool,
+}
+
+/// A chunk that was scanned.
+pub(super) struct Pushed {
+    pub(super) step: StreamStep,
+    pub(super) scanner: Box<dyn Scan>,
+    pub(super) held: Held,
+}
+
+impl Push {
+    pub(super) fn run(self) -> Result<Pushed, TransportFailure> {
+        let Self { mut scanner, mut held, chunk, end } = self;
+        let (step, now_held) = guarded(|| {
+            let step = scanner.push(&chunk, end, Timestamp::now());
+            (step, scanner.held())
+        })?;
+        if held.resize(now_held) {
+            Ok(Pushed { step, scanner, held })
+        } else {
+            Err(TransportFailure::Overloaded)
+        }
+    }
+}
+
+impl std::fmt::Debug for Push {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Push").field("bytes", &self.chunk.len()).finish_non_exhaustive()
     }
 }
 
@@ -108,6 +170,8 @@ pub(super) enum Side {
     Whole { held: Held },
     /// Its chunks are scanned as they come and forwarded as they pass.
     Scan { scanner: Box<dyn Scan>, held: Held },
+    /// A chunk is being scanned aside; `trailers` come after the last one.
+    Scanning { end: bool, trailers: Option<HttpTrailers> },
     /// Its chunks are held to the end, because they must be decoded as a whole.
     Hold { body: Vec<u8>, held: Held },
     /// Observe: its chunks pass, and a copy is kept until the end.

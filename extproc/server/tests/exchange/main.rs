@@ -47,6 +47,7 @@ impl Bench {
             observer: Arc::clone(&memory) as Arc<dyn Observer>,
             budget: Arc::clone(&budget),
             upstream: None,
+            stop: Arc::default(),
         };
         change(&mut cx);
         let budget = Arc::clone(&cx.budget);

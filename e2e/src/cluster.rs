@@ -1,0 +1,104 @@
+//! A real cluster, driven as its users drive it: by `kubectl` and `helm`.
+//!
+//! The suite expects a cluster that is up (`KUBECONFIG`), with the images of this checkout on its node. It
+//! installs the charts itself, once, the way the README says.
+
+mod kubectl;
+mod namespace;
+mod process;
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+pub use kubectl::{Output, helm, kubectl, kubectl_input, shell};
+pub use namespace::{Namespace, Pod, agent_image, usual_spec};
+pub use process::signal;
+
+/// How long anything in the cluster may take before the test gives up: images are on the node, so a pod
+/// starts in seconds; a loaded machine gets many times that.
+pub const DEADLINE: Duration = Duration::from_secs(120);
+
+/// The operator's namespace.
+pub const SYSTEM: &str = "sallyport-system";
+
+/// Installs both charts, once for all tests of this process, and waits until the operator serves.
+pub fn installed() {
+    static INSTALLED: OnceLock<()> = OnceLock::new();
+    INSTALLED.get_or_init(|| {
+        install();
+    });
+}
+
+/// Installs or upgrades both charts and waits until the operator serves.
+pub fn install() {
+    helm(&["upgrade", "--install", "sallyport-crds", "charts/sallyport-crds", "--wait"]).expect("the CRDs");
+    let values = values();
+    let mut args = vec![
+        "upgrade",
+        "--install",
+        "sallyport",
+        "charts/sallyport",
+        "-n",
+        SYSTEM,
+        "--create-namespace",
+        "--wait",
+        "--timeout",
+        "180s",
+    ];
+    args.extend(values.iter().map(String::as_str));
+    if let Err(e) = helm(&args) {
+        panic!("{e}\n{}", state_of(SYSTEM));
+    }
+    // A Service answers only once kube-proxy has its endpoints.
+    await_condition("the webhook answers", || {
+        kubectl_input(
+            &["apply", "--dry-run=server", "-n", "default", "-f", "-"],
+            "apiVersion: sallyport.dev/v1alpha1\nkind: AgentPolicy\nmetadata: {name: probe}\nspec: {}\n",
+        )
+        .is_ok()
+        .then_some(())
+    });
+}
+
+/// Values that put the images of this checkout in place of published ones.
+fn values() -> Vec<String> {
+    let file = std::env::var("SALLYPORT_VALUES").unwrap_or_else(|_| "e2e/node/values.yaml".into());
+    vec!["-f".into(), file]
+}
+
+/// Polls until there is a value; fails with what was waited for.
+pub fn await_condition<T>(what: &str, probe: impl FnMut() -> Option<T>) -> T {
+    await_within(DEADLINE, what, probe)
+}
+
+/// As [`await_condition`], with a deadline of its own.
+pub fn await_within<T>(deadline: Duration, what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = probe() {
+            return value;
+        }
+        assert!(start.elapsed() < deadline, "{what}: not within {deadline:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// What is in a namespace, and what its containers said: for the message of a failed test.
+pub fn state_of(namespace: &str) -> String {
+    let mut text = String::new();
+    for args in [
+        &["get", "pods,agentpolicies,events", "-o", "wide", "--sort-by=.metadata.creationTimestamp"][..],
+        &["describe", "pods"][..],
+    ] {
+        let all: Vec<_> = args.iter().copied().chain(["-n", namespace]).collect();
+        text += &kubectl(&all).map_or_else(|e| e.to_string(), |o| o.stdout);
+    }
+    let names =
+        kubectl(&["get", "pods", "-n", namespace, "-o", "name"]).map(|o| o.stdout).unwrap_or_default();
+    for pod in names.lines() {
+        text.extend(["--- ", pod, "\n"]);
+        text += &kubectl(&["logs", "-n", namespace, pod, "--all-containers", "--tail=40", "--prefix"])
+            .map_or_else(|e| e.to_string(), |o| o.stdout);
+    }
+    text
+}

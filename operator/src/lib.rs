@@ -11,6 +11,7 @@ pub mod health;
 pub mod index;
 pub mod lease;
 pub mod metrics;
+pub mod probe;
 pub mod run;
 pub mod serve;
 pub mod status;

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use futures_util::FutureExt;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
@@ -48,6 +47,10 @@ const METRICS: Listener =
 
 /// Runs the process.
 pub fn main() -> ExitCode {
+    let mut words = std::env::args().skip(1);
+    if words.next().as_deref() == Some("probe") {
+        return crate::probe::run(words);
+    }
     let args = Args::parse();
     let filter = match args.log_level.parse::<tracing_subscriber::EnvFilter>() {
         Ok(filter) => filter,
@@ -115,7 +118,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     }
     bound.store(true, Ordering::Relaxed);
 
-    background.spawn("index", indexing.map(Ok));
+    background.spawn("index", indexing);
     background.spawn("events", reporting);
     if let Some(dir) = args.tls_dir.clone() {
         background.spawn("certificates", certs::files::run(dir, certificates.clone()));
@@ -149,7 +152,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     background
         .spawn("trust", trust::run(client.clone(), index.guarded_namespaces(), bundle, leading, counted));
     let identity = status::Identity { namespace: args.namespace.clone(), pod_name: args.pod_name.clone() };
-    background.spawn("status", status::run(client.clone(), index, leads, identity).map(Ok));
+    background.spawn("status", status::run(client.clone(), index, leads, identity));
     let election = lease::Settings {
         namespace: args.namespace,
         name: LEASE_NAME.into(),

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use sallyport_api::{AgentPolicySpec, Capture, CaptureMode, Limits};
-use sallyport_plan::capture::nft_rules;
+use sallyport_plan::capture::{SCRIPT, nft_rules};
 use sallyport_plan::sidecar::render_sidecar;
 use serde_json::json;
 
@@ -63,6 +63,14 @@ fn the_capture_rules_match_the_golden_files() {
         ..Capture::default()
     };
     golden("capture/excluded.nft", &nft_rules(&excluded));
+}
+
+/// Kubernetes replaces `$(NAME)` and `$$` in commands and arguments.
+#[test]
+fn nothing_of_the_script_is_taken_for_a_variable_of_kubernetes() {
+    for text in [SCRIPT.to_owned(), nft_rules(&Capture::default())] {
+        assert!(!text.contains("$(") && !text.contains("$$"));
+    }
 }
 
 #[test]

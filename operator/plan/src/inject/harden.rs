@@ -296,6 +296,7 @@ fn confine(
     if !capabilities.drop.iter().flatten().any(|c| plain(c) == "ALL") {
         capabilities.drop = Some(vec!["ALL".into()]);
     }
+    // Among other things it keeps AF_VSOCK sockets away, which no netfilter rule sees.
     if context.seccomp_profile.is_none() && around.seccomp_profile.is_none() {
         context.seccomp_profile =
             Some(SeccompProfile { type_: "RuntimeDefault".into(), localhost_profile: None });

@@ -92,9 +92,12 @@ impl From<&Notice> for News {
                 reason: if *on { reasons::KILLED } else { reasons::UNKILLED },
                 action: "Kill",
                 note: format!(
-                    "every call of its guarded pods is {}; written by {}",
+                    "every call of its guarded pods is {}; {}",
                     if *on { "blocked" } else { "decided by policy again" },
-                    who.as_deref().unwrap_or("unknown")
+                    who.as_ref().map_or_else(
+                        || "the object does not say by whom".to_owned(),
+                        |who| format!("written by {who}")
+                    )
                 ),
             },
             Notice::PolicyDeleted { pods, .. } => Self {

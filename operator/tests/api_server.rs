@@ -71,7 +71,9 @@ async fn a_policy_reaches_a_pod_and_its_status_says_so() {
     put(&crds, "agentpolicies.sallyport.dev", crd).await;
     let namespaces: Api<Namespace> = Api::all(client.clone());
     for name in [NAMESPACE, OPERATOR] {
-        let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+        let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {
+            "name": name, "labels": {names::INJECT: "enabled"},
+        }});
         put(&namespaces, name, object).await;
     }
     let kind = kube::api::ApiResource::erase::<AgentPolicyObject>(&());
@@ -151,8 +153,9 @@ async fn a_policy_reaches_a_pod_and_its_status_says_so() {
 
     // The kill switch, from the annotation to the sidecar.
     let kill = |value: Value| Patch::Merge(json!({"metadata": {"annotations": {names::KILL: value}}}));
+    let switch = PatchParams { field_manager: Some("on-call".into()), ..PatchParams::default() };
     let begin = Instant::now();
-    namespaces.patch(NAMESPACE, &PatchParams::default(), &kill(json!("true"))).await.unwrap();
+    namespaces.patch(NAMESPACE, &switch, &kill(json!("true"))).await.unwrap();
     let killed = next(&mut hear).await;
     println!("killed after {:?}", begin.elapsed());
     assert!(begin.elapsed() < Duration::from_secs(1) && killed.kill.is_some());
@@ -161,7 +164,7 @@ async fn a_policy_reaches_a_pod_and_its_status_says_so() {
         status_of().await.filter(|s| is(s, "Enforced", ("True", "Killed")))
     })
     .await;
-    namespaces.patch(NAMESPACE, &PatchParams::default(), &kill(Value::Null)).await.unwrap();
+    namespaces.patch(NAMESPACE, &switch, &kill(Value::Null)).await.unwrap();
     let again = next(&mut hear).await;
     assert_eq!(again.digest, first.digest);
     ack(&again).await;
@@ -183,6 +186,12 @@ async fn a_policy_reaches_a_pod_and_its_status_says_so() {
     eventually("Event PolicyDeleted", async || {
         let all = events.list(&ListParams::default()).await.unwrap();
         all.items.iter().any(|e| e.reason.as_deref() == Some("PolicyDeleted")).then_some(())
+    })
+    .await;
+    eventually("Event Killed says who", async || {
+        let all = events.list(&ListParams::default()).await.unwrap();
+        let note = |e: &Event| e.note.clone().unwrap_or_default();
+        all.items.iter().any(|e| note(e).contains("blocked; written by on-call at 2")).then_some(())
     })
     .await;
     for event in events.list(&ListParams::default()).await.unwrap() {

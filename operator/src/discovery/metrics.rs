@@ -41,8 +41,12 @@ impl Metrics {
         Ok(())
     }
 
-    pub(crate) fn subscribers(&self, n: usize) {
-        self.with(|m| m.subscribers.set(i64::try_from(n).unwrap_or(i64::MAX)));
+    pub(crate) fn connected(&self) {
+        self.with(|m| m.subscribers.inc());
+    }
+
+    pub(crate) fn disconnected(&self) {
+        self.with(|m| m.subscribers.dec());
     }
 
     pub(crate) fn sent(&self) {
@@ -93,7 +97,7 @@ impl Inner {
         Ok(Self {
             subscribers: IntGauge::new(
                 "sallyport_operator_subscribers",
-                "Sidecars that are connected to this replica",
+                "Streams of sidecars to this replica",
             )?,
             sent: IntCounter::new("sallyport_operator_bundles_sent_total", "Bundles sent to sidecars")?,
             acks: IntCounter::new("sallyport_operator_acks_total", "Bundles that sidecars put in force")?,

@@ -4,7 +4,10 @@
 //! queued per stream: whoever is slow gets the newest bundle next, not every one. Bundles are shared, so a
 //! subscriber costs its connection and about one kilobyte here.
 //!
-//! What is *not* done here: TLS, and finding dead connections (the server's HTTP/2 keep-alive).
+//! What is *not* done here: TLS, and finding dead connections (the server's HTTP/2 keep-alive). Nor is a flood
+//! of made-up tokens told from a storm of sidecars: it uses up the TokenReviews of its second, and new streams
+//! wait, while pods that run enforce on. An agent in a guarded pod reaches this port only where its policy
+//! allows it.
 
 mod admission;
 pub(crate) mod metrics;

@@ -145,9 +145,10 @@ impl Session {
             in_force: hello.in_force,
             nack: None,
             too_old: false,
+            away: None,
         };
-        let n = self.index.subscribers().begin(&self.pod.uid, subscriber);
-        self.index.metrics().subscribers(n);
+        self.index.subscribers().begin(&self.pod.uid, subscriber);
+        self.index.metrics().connected();
         self.index.touch();
         self.due = true;
         Ok(())
@@ -237,8 +238,8 @@ async fn stop_of(stopping: &mut watch::Receiver<bool>) {
 impl Drop for Session {
     fn drop(&mut self) {
         if self.schemas.is_some() {
-            let n = self.index.subscribers().end(&self.pod.uid, self.id);
-            self.index.metrics().subscribers(n);
+            self.index.subscribers().end(&self.pod.uid, self.id);
+            self.index.metrics().disconnected();
             self.index.touch();
         }
     }

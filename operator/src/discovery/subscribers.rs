@@ -1,7 +1,8 @@
 //! Who is connected and what each has in force: the memory that status and the command line read.
 //!
-//! An entry lives as long as its stream. A pod between two streams is not counted; its next Hello says what
-//! it has in force, and that counts like an acknowledgement.
+//! An entry outlives its stream by a minute: streams end every half hour, the pod enforces on meanwhile, and
+//! a policy of 1,000 pods would otherwise never be enforced by all. The next Hello says what is in force, and
+//! that counts like an acknowledgement.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,7 +16,10 @@ use tokio::time::Instant;
 /// not fill the operator's memory or a policy's status.
 const LONGEST_ERROR: usize = 300;
 
-/// Everybody who is connected to this replica, by pod uid.
+/// How long a pod may be between two streams: its longest back-off, and the time to be let in.
+const AWAY: Duration = Duration::from_secs(60);
+
+/// Everybody who is or just was connected to this replica, by pod uid.
 #[derive(Debug, Default)]
 pub(crate) struct Subscribers {
     by_uid: Mutex<HashMap<String, Subscriber>>,
@@ -39,6 +43,8 @@ pub(crate) struct Subscriber {
     pub(crate) nack: Option<Nacked>,
     /// It can't read the newest bundle's schema.
     pub(crate) too_old: bool,
+    /// When its stream ended; none while it is connected.
+    pub(crate) away: Option<Instant>,
 }
 
 /// A bundle that a sidecar refused.
@@ -77,26 +83,27 @@ pub struct SubscriberView {
 
 impl Subscribers {
     /// A stream said Hello.
-    pub(crate) fn begin(&self, uid: &str, subscriber: Subscriber) -> usize {
+    pub(crate) fn begin(&self, uid: &str, subscriber: Subscriber) {
         let mut all = self.lock();
         // A stream that lingers must not displace the one that came after it.
         if all.get(uid).is_none_or(|old| old.stream < subscriber.stream) {
             all.insert(uid.to_owned(), subscriber);
         }
-        all.len()
     }
 
     /// A stream ended.
-    pub(crate) fn end(&self, uid: &str, stream: u64) -> usize {
+    pub(crate) fn end(&self, uid: &str, stream: u64) {
+        self.change(uid, stream, |s| s.away = Some(Instant::now()));
+    }
+
+    /// Forgets who has been away for too long.
+    pub(crate) fn forget(&self, now: Instant) {
         let mut all = self.lock();
-        if all.get(uid).is_some_and(|s| s.stream == stream) {
-            all.remove(uid);
-        }
-        if all.is_empty() {
+        all.retain(|_, s| s.away.is_none_or(|at| now.saturating_duration_since(at) < AWAY));
+        if all.capacity() > 4 * (all.len() + 64) {
             // After a storm the table would stay as large as it ever was.
             all.shrink_to_fit();
         }
-        all.len()
     }
 
     /// There is a newer bundle for the pod.
@@ -137,7 +144,8 @@ impl Subscribers {
 
     /// Everybody, for people, by namespace and pod.
     pub(crate) fn view(&self) -> Vec<SubscriberView> {
-        let mut all: Vec<_> = self.lock().values().map(SubscriberView::from).collect();
+        let mut all: Vec<_> =
+            self.lock().values().filter(|s| s.away.is_none()).map(SubscriberView::from).collect();
         all.sort_by(|a, b| (&a.namespace, &a.pod).cmp(&(&b.namespace, &b.pod)));
         all
     }

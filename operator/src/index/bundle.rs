@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use sallyport_api::{AgentPolicySpec, CaptureMode};
+use sallyport_api::{AgentPolicySpec, CapacityStatus, CaptureMode};
 use sallyport_engine::Engine;
 use sallyport_plan::inject::{InjectSettings, pod_fields_digest};
 use sallyport_plan::sidecar::render_sidecar;
+use sallyport_plan::size;
 use sallyport_proto::discovery::{
     Bundle, ENVOY_PART, Kill, POLICY_PART, Part, PolicyRef, SCHEMA, bundle_digest, part_digest,
 };
@@ -56,6 +57,8 @@ pub(crate) struct Good {
     pub(crate) spec: AgentPolicySpec,
     pub(crate) generation: i64,
     pub(crate) rules: u32,
+    /// What each sidecar gets.
+    pub(crate) capacity: CapacityStatus,
     /// What pods that carry the newest pod fields say in their annotation.
     pub(crate) pod_fields: String,
     plain: Arc<Bundle>,
@@ -113,11 +116,17 @@ fn build(job: &Job, settings: &InjectSettings) -> Result<Good, String> {
         spec: job.spec.clone(),
         generation: job.generation,
         rules,
+        capacity: capacity(&job.spec),
         pod_fields: pod_fields_digest(&job.spec, settings),
         plain: bundle(None),
         killed_by_policy: bundle(Some(KilledBy::Policy.text(&job.namespace, &job.name))),
         killed_by_namespace: bundle(Some(KilledBy::Namespace.text(&job.namespace, &job.name))),
     })
+}
+
+fn capacity(spec: &AgentPolicySpec) -> CapacityStatus {
+    let sizing = size(spec);
+    CapacityStatus { cpu: sizing.cpu(), summary: sizing.summary(), record: sizing.record }
 }
 
 fn part(name: &str, content: Vec<u8>) -> Part {

@@ -33,8 +33,9 @@ pub(crate) fn is_killed(annotations: Option<&BTreeMap<String, String>>) -> bool 
         .is_some_and(|v| !v.is_empty() && !v.eq_ignore_ascii_case("false"))
 }
 
-/// Who wrote the annotation, as far as the object tells: the field manager that owns it, or, once it is
-/// gone, the last one that wrote anything. Kubernetes' own audit log knows the user; an object does not.
+/// Who wrote the annotation, as far as the object tells: the field manager that owns it. Nobody, once it is
+/// removed: an object does not say who removed what, and the last writer may be somebody else. Kubernetes' own
+/// audit log knows the user.
 pub(crate) fn who(meta: &ObjectMeta) -> Option<String> {
     let fields = meta.managed_fields.as_ref()?;
     let owned = format!("f:{}", names::KILL);
@@ -43,9 +44,7 @@ pub(crate) fn who(meta: &ObjectMeta) -> Option<String> {
             v.0.get("f:metadata").and_then(|m| m.get("f:annotations")).and_then(|a| a.get(&owned)).is_some()
         })
     });
-    let writer = owner
-        .max_by_key(|f| f.time.as_ref().map(|t| t.0))
-        .or_else(|| fields.iter().max_by_key(|f| f.time.as_ref().map(|t| t.0)))?;
+    let writer = owner.max_by_key(|f| f.time.as_ref().map(|t| t.0))?;
     let manager = writer.manager.as_deref().unwrap_or("unknown");
     Some(match &writer.time {
         Some(time) => format!("{manager} at {}", time.0),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::error_boundary::InvalidObject;
-use sallyport_api::{AgentPolicyObject, AgentPolicySpec, AgentPolicyStatus, names};
+use sallyport_api::{AgentPolicyObject, AgentPolicyStatus, CapacityStatus, names};
 use sallyport_plan::inject::choose;
 use sallyport_proto::discovery::Bundle;
 use tokio::sync::watch;
@@ -97,7 +97,7 @@ pub(crate) struct GoodFacts {
     pub(crate) digest: String,
     pub(crate) rules: u32,
     pub(crate) advisory: bool,
-    pub(crate) spec: AgentPolicySpec,
+    pub(crate) capacity: CapacityStatus,
 }
 
 impl State {
@@ -397,7 +397,7 @@ impl Namespace {
                 digest: good.bundle(killed).digest.clone(),
                 rules: good.rules,
                 advisory: good.is_advisory(),
-                spec: good.spec.clone(),
+                capacity: good.capacity.clone(),
             }),
             killed: killed.map(|by| by.text(namespace, name)),
             pods: mine().count() as u32,

@@ -2,13 +2,12 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use sallyport_api::AgentPolicyStatus;
 use sallyport_api::names::{conditions, reasons};
-use sallyport_api::{AgentPolicyStatus, CapacityStatus};
-use sallyport_plan::size;
 
 use super::shard::Tally;
 use crate::events::cut;
-use crate::index::state::{GoodFacts, PolicyFacts};
+use crate::index::state::PolicyFacts;
 
 /// Bytes of a condition's message that are written. Kubernetes takes 32 KiB; nobody reads more than this.
 const LONGEST_MESSAGE: usize = 1_024;
@@ -67,17 +66,11 @@ pub(super) fn status(
     AgentPolicyStatus {
         observed_generation: facts.generation,
         conditions,
-        enforced: format!("{}/{}", acked(facts, tally), facts.pods),
+        enforced: format!("{}/{}", tally.enforcing(facts.pods), facts.pods),
         digest: good.map(|g| g.digest.clone()).unwrap_or_default(),
         rules: good.map_or(0, |g| g.rules),
-        capacity: good.map(capacity).unwrap_or_default(),
+        capacity: good.map(|g| g.capacity.clone()).unwrap_or_default(),
     }
-}
-
-/// Pods that acknowledged. A pod that goes from one replica to another is in two shards for a moment, so the
-/// sum can be too high; never more is said than there are pods.
-fn acked(facts: &PolicyFacts, tally: &Tally) -> u32 {
-    tally.acked.min(facts.pods)
 }
 
 fn accepted(facts: &PolicyFacts) -> Said {
@@ -118,7 +111,7 @@ fn programmed(facts: &PolicyFacts) -> Said {
 /// Whether what the policy says *now* holds in every pod. The order is that of what an operator has to know
 /// first: nothing to enforce in, not the newest generation, a promise that can't be kept, who is missing.
 fn enforced(facts: &PolicyFacts, tally: &Tally) -> Said {
-    let (n, m) = (acked(facts, tally), facts.pods);
+    let (n, m) = (tally.enforcing(facts.pods), facts.pods);
     if m == 0 {
         return said(UNKNOWN, reasons::NO_PODS, "no guarded pod of this policy runs");
     }
@@ -179,11 +172,6 @@ fn rollout(facts: &PolicyFacts) -> Said {
     )
 }
 
-fn capacity(good: &GoodFacts) -> CapacityStatus {
-    let sizing = size(&good.spec);
-    CapacityStatus { cpu: sizing.cpu(), summary: sizing.summary(), record: sizing.record }
-}
-
 /// As much of a digest as people compare.
 fn short(digest: &str) -> &str {
     digest.get(..12).unwrap_or(digest)
@@ -201,9 +189,10 @@ fn shortened(mut message: String) -> String {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-    use sallyport_api::AgentPolicySpec;
+    use sallyport_api::CapacityStatus;
 
     use super::*;
+    use crate::index::state::GoodFacts;
 
     fn facts(pods: u32) -> PolicyFacts {
         PolicyFacts {
@@ -215,7 +204,7 @@ mod tests {
                 digest: "0123456789abcdef".into(),
                 rules: 612,
                 advisory: false,
-                spec: AgentPolicySpec::default(),
+                capacity: CapacityStatus::default(),
             }),
             killed: None,
             pods,
@@ -245,7 +234,7 @@ mod tests {
             change(&mut facts);
             facts
         };
-        let nacked = Tally { acked: 7, nacked: 2, error: Some("bad".into()), too_old: 1 };
+        let nacked = Tally { acked: 7, nacked: 2, error: Some("bad".into()), too_old: 1, ..Tally::default() };
         let old = Tally { acked: 7, too_old: 2, ..Tally::default() };
         for (what, facts, tally, want, n) in [
             ("all", facts(9), tally(9), ("True", "AllPods"), "9/9"),

@@ -16,19 +16,31 @@ use crate::index::state::PolicyKey;
 /// A shard that was not written for so long is a dead replica's: three heartbeats.
 pub(super) const DEAD_AFTER: Duration = Duration::from_secs(15);
 
-/// The policies of one replica: `namespace/name` -> digest -> what its sidecars said of it.
+/// The policies of one replica, by `namespace/name`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(transparent)]
 pub(super) struct Shard {
-    policies: BTreeMap<String, BTreeMap<String, Tally>>,
+    policies: BTreeMap<String, OfPolicy>,
+}
+
+/// One policy's sidecars.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+struct OfPolicy {
+    /// Those that are connected, whatever they have in force.
+    connected: u32,
+    /// What they said, by digest.
+    digests: BTreeMap<String, Tally>,
 }
 
 /// What sidecars said of one bundle.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Tally {
-    /// They have it in force.
+    /// They are connected and have it in force.
     pub(super) acked: u32,
+    /// They had it in force when their stream ended, a moment ago.
+    pub(super) away: u32,
     /// They refused it.
     pub(super) nacked: u32,
     /// One of their reasons.
@@ -36,11 +48,25 @@ pub(super) struct Tally {
     pub(super) error: Option<String>,
     /// They can't read its schema.
     pub(super) too_old: u32,
+    /// Sidecars of the policy that are connected, over all digests; only in a sum.
+    #[serde(skip)]
+    pub(super) connected: u32,
+}
+
+impl Tally {
+    /// Of `pods` that run, those that enforce. Who is away may be connected to another replica by now, or be
+    /// in two shards: so they fill only the places of pods that are connected nowhere, and never hide one
+    /// that is connected and has not acknowledged.
+    pub(super) fn enforcing(&self, pods: u32) -> u32 {
+        let unconnected = pods.saturating_sub(self.connected);
+        self.acked.saturating_add(self.away.min(unconnected)).min(pods)
+    }
 }
 
 impl Shard {
     /// Counts this replica's subscribers. Only pods that run count: they are what `m` counts.
     pub(super) fn of(index: &Index) -> Self {
+        index.subscribers().forget(Instant::now());
         index.read(|state| index.subscribers().read(|all| Self::count(state.running_pods(), all)))
     }
 
@@ -51,7 +77,13 @@ impl Shard {
         let mut shard = Self::default();
         for ((namespace, policy), uid) in pods {
             let Some(s) = subscribers.get(uid) else { continue };
-            let digests = shard.policies.entry(format!("{namespace}/{policy}")).or_default();
+            let policy = shard.policies.entry(format!("{namespace}/{policy}")).or_default();
+            let digests = &mut policy.digests;
+            if s.away.is_some() {
+                digests.entry(s.in_force.clone()).or_default().away += 1;
+                continue;
+            }
+            policy.connected += 1;
             if !s.in_force.is_empty() {
                 digests.entry(s.in_force.clone()).or_default().acked += 1;
             }
@@ -68,8 +100,10 @@ impl Shard {
     }
 
     /// What was said of one bundle of one policy.
-    fn tally(&self, (namespace, policy): &PolicyKey, digest: &str) -> Option<&Tally> {
-        self.policies.get(&format!("{namespace}/{policy}"))?.get(digest)
+    fn tally(&self, (namespace, policy): &PolicyKey, digest: &str) -> Option<Tally> {
+        let policy = self.policies.get(&format!("{namespace}/{policy}"))?;
+        let tally = policy.digests.get(digest).cloned().unwrap_or_default();
+        Some(Tally { connected: policy.connected, ..tally })
     }
 }
 
@@ -77,10 +111,12 @@ impl Shard {
 pub(super) fn sum<'a>(shards: impl Iterator<Item = &'a Shard>, policy: &PolicyKey, digest: &str) -> Tally {
     shards.filter_map(|s| s.tally(policy, digest)).fold(Tally::default(), |mut sum, t| {
         sum.acked = sum.acked.saturating_add(t.acked);
+        sum.away = sum.away.saturating_add(t.away);
+        sum.connected = sum.connected.saturating_add(t.connected);
         sum.nacked = sum.nacked.saturating_add(t.nacked);
         sum.too_old = sum.too_old.saturating_add(t.too_old);
         if sum.error.is_none() {
-            sum.error.clone_from(&t.error);
+            sum.error = t.error;
         }
         sum
     })
@@ -142,6 +178,7 @@ mod tests {
             in_force: in_force.into(),
             nack: None,
             too_old: false,
+            away: None,
         }
     }
 
@@ -156,6 +193,7 @@ mod tests {
         let shard = shard(&[subscriber("new"), subscriber("new"), subscriber("old"), subscriber("new")], 3);
         assert_eq!(shard.tally(&key("p"), "new").unwrap().acked, 2);
         assert_eq!(shard.tally(&key("p"), "old").unwrap().acked, 1);
+        assert_eq!(shard.tally(&key("p"), "new").unwrap().connected, 3);
         assert_eq!(shard.tally(&key("q"), "new"), None);
     }
 
@@ -166,8 +204,8 @@ mod tests {
         let mut old = subscriber("old");
         old.too_old = true;
         let shard = shard(&[refusing, old, subscriber("new")], 3);
-        let new = Tally { acked: 1, nacked: 1, error: Some("bad".into()), too_old: 1 };
-        assert_eq!(shard.tally(&key("p"), "new"), Some(&new));
+        let new = Tally { acked: 1, away: 0, nacked: 1, error: Some("bad".into()), too_old: 1, connected: 3 };
+        assert_eq!(shard.tally(&key("p"), "new"), Some(new));
         assert_eq!(shard.tally(&key("p"), "old").unwrap().acked, 2);
     }
 
@@ -175,15 +213,30 @@ mod tests {
     fn shards_add_up() {
         let (a, b) = (shard(&[subscriber("new")], 1), shard(&[subscriber("new"), subscriber("old")], 2));
         assert_eq!(sum([&a, &b].into_iter(), &key("p"), "new").acked, 2);
-        assert_eq!(sum([&a, &b].into_iter(), &key("p"), "none"), Tally::default());
+        assert_eq!(sum([&a, &b].into_iter(), &key("q"), "new"), Tally::default());
     }
 
     #[test]
     fn a_shard_survives_being_written() {
         let a = shard(&[subscriber("new"), subscriber("")], 2);
         let text = serde_json::to_string(&a).unwrap();
-        assert_eq!(text, r#"{"agents/p":{"new":{"acked":1,"nacked":0,"tooOld":0}}}"#);
+        assert_eq!(
+            text,
+            r#"{"agents/p":{"connected":2,"digests":{"new":{"acked":1,"away":0,"nacked":0,"tooOld":0}}}}"#
+        );
         assert_eq!(serde_json::from_str::<Shard>(&text).unwrap(), a);
+    }
+
+    #[test]
+    fn who_is_away_counts_but_hides_nobody() {
+        let gone = Subscriber { away: Some(Instant::now()), ..subscriber("new") };
+        let one = shard(&[gone, subscriber("new"), subscriber("old")], 3);
+        let two = shard(&[subscriber("new")], 1);
+        let enforcing =
+            |shards: &[&Shard], pods| sum(shards.iter().copied(), &key("p"), "new").enforcing(pods);
+        assert_eq!(enforcing(&[&one], 3), 2, "the one that is away enforces on");
+        assert_eq!(enforcing(&[&one, &two], 3), 2, "it came back elsewhere; the one with `old` still counts");
+        assert_eq!(enforcing(&[&two, &two], 1), 1);
     }
 
     #[test]

@@ -257,6 +257,25 @@ impl TransportFailure {
     }
 }
 
+impl Verdict {
+    /// What every call gets while the kill switch is on; `by` says what was annotated.
+    pub fn killed(by: &str) -> Self {
+        Self::stopped(Code::Killed, format!("the kill switch on {by} blocks every call"))
+    }
+
+    /// What every call gets before the first bundle.
+    pub fn no_bundle() -> Self {
+        Self::stopped(
+            Code::NoBundle,
+            "the sidecar has not been told yet what to enforce; try again".to_owned(),
+        )
+    }
+
+    fn stopped(code: Code, message: String) -> Self {
+        Self { decision: Decision::Block, code: Some(code), message, ..Self::default() }
+    }
+}
+
 /// The body of the error that a refused client gets: a JSON object with `error`, or, where an MCP call
 /// with an id is answered, a JSON-RPC error that carries the same object as its data.
 pub fn error_body(verdict: &Verdict, request_id: &str, answers: &Protocol) -> String {

@@ -8,7 +8,7 @@
 )]
 
 use jiff::Timestamp;
-use sallyport_api::{AgentPolicySpec, load_policy};
+use sallyport_api::{AgentPolicySpec, OverrideAction, RuleOverride, load_policy};
 use sallyport_engine::{Category, Code, Decision, Engine, Protocol, RequestHead, ResponseHead, Surface};
 
 /// A live-looking AWS key id; put together here so that secret scanners leave the file alone.
@@ -216,8 +216,11 @@ fn overrides_and_exceptions_change_packs_but_never_the_core() {
         let v = engine(&yaml).scan_text(Surface::ToolCall, "DROP TABLE customers;", now());
         assert_eq!(v.decision, wanted, "{yaml}");
     }
-    let core = "  detection: {overrides: [{rule: SLP-CORE-0002, action: Allow}]}\n";
-    let e = Engine::new(&spec(core)).unwrap_err().to_string();
+    // The loader refuses it too; the engine must not rely on that.
+    let mut core = spec("");
+    core.detection.overrides =
+        vec![RuleOverride { rule: "SLP-CORE-0002".into(), action: OverrideAction::Allow }];
+    let e = Engine::new(&core).unwrap_err().to_string();
     assert!(e.contains("spec.detection.overrides[0]") && e.contains("core"), "{e}");
 }
 

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sallyport_engine::{Code, Decision, Verdict};
+use sallyport_engine::Verdict;
 use tokio::sync::watch;
 
 /// Blocks every message while it is thrown.
@@ -57,13 +57,9 @@ impl Stop {
 
     /// What every message gets; nothing where the switch is off.
     pub(crate) fn verdict(&self) -> Option<Verdict> {
-        let (code, message) = match &*self.why.borrow() {
-            None => return None,
-            Some(Why::NoBundle) => {
-                (Code::NoBundle, "the sidecar has not been told yet what to enforce; try again".to_owned())
-            }
-            Some(Why::Killed(by)) => (Code::Killed, format!("the kill switch on {by} blocks every call")),
-        };
-        Some(Verdict { decision: Decision::Block, code: Some(code), message, ..Verdict::default() })
+        self.why.borrow().as_ref().map(|why| match why {
+            Why::NoBundle => Verdict::no_bundle(),
+            Why::Killed(by) => Verdict::killed(by),
+        })
     }
 }

@@ -90,6 +90,8 @@ pub(crate) fn compile(job: Job, settings: &InjectSettings) -> Compiled {
 }
 
 fn build(job: &Job, settings: &InjectSettings) -> Result<Good, String> {
+    // A policy may have been stored under an older definition than this one's.
+    sallyport_api::check_spec(&job.spec).map_err(|e| e.to_string())?;
     let engine = Engine::new(&job.spec).map_err(|e| e.to_string())?;
     let rules = u32::try_from(engine.rule_count()).unwrap_or(u32::MAX);
     drop(engine);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 pub use kubectl::{Output, helm, kubectl, kubectl_input, shell};
 pub use namespace::{Namespace, Pod, agent_image, usual_spec};
-pub use process::signal;
+pub use process::{file_in, signal};
 
 /// How long anything in the cluster may take before the test gives up: images are on the node, so a pod
 /// starts in seconds; a loaded machine gets many times that.
@@ -31,6 +31,11 @@ pub fn installed() {
 
 /// Installs or upgrades both charts and waits until the operator serves.
 pub fn install() {
+    install_with(&[]);
+}
+
+/// As [`install`], with more arguments for Helm's call of the main chart.
+pub fn install_with(more: &[&str]) {
     helm(&["upgrade", "--install", "sallyport-crds", "charts/sallyport-crds", "--wait"]).expect("the CRDs");
     let values = values();
     let mut args = vec![
@@ -46,6 +51,7 @@ pub fn install() {
         "180s",
     ];
     args.extend(values.iter().map(String::as_str));
+    args.extend(more);
     if let Err(e) = helm(&args) {
         panic!("{e}\n{}", state_of(SYSTEM));
     }

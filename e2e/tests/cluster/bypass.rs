@@ -99,13 +99,22 @@ fn said(outcome: &Outcome) -> (String, Vec<String>) {
                 (_, _, true) => {
                     format!("{} bytes: {}", bytes.len(), text.escape_debug().take(30).collect::<String>())
                 }
-                _ => format!("status {}", statuses.join(", ")),
+                _ => format!("status {} {}", statuses.join(", "), code(&text)),
             };
             (words, statuses)
         }
         Outcome::Failed(e) => (e.clone(), Vec::new()),
         other => (format!("{other:?}"), Vec::new()),
     }
+}
+
+/// `error.code` and `error.reason` of a refusal in what came back.
+fn code(text: &str) -> String {
+    let field = |name: &str| {
+        let (_, rest) = text.split_once(&format!("\"{name}\":\""))?;
+        rest.split('"').next()
+    };
+    format!("{} {}", field("code").unwrap_or_default(), field("reason").unwrap_or_default())
 }
 
 /// Prints the table; the rows that are not as they must be.

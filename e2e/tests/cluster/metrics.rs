@@ -98,15 +98,18 @@ fn calls_are_counted_with_their_reason_and_no_payload_is_written_down() {
             && sum(&page, "envoy_http_downstream_rq_xx", &["envoy_response_code_class=\"4\""]) >= 2.0)
             .then_some(())
     });
-    let operators = operators();
+    let here = format!("namespace=\"{}\"", namespace.name);
     for (name, labels) in [
         ("sallyport_operator_admission_requests_total", &["outcome=\"injected\""][..]),
         ("sallyport_operator_subscribers", &[]),
         ("sallyport_operator_acks_total", &[]),
-        ("sallyport_operator_policy_enforced_pods", &[&*format!("namespace=\"{}\"", namespace.name)]),
+        ("sallyport_operator_policy_enforced_pods", &[here.as_str()]),
     ] {
-        assert!(sum(&operators, name, labels) >= 1.0, "{name} {labels:?}");
+        await_condition(&format!("{name} {labels:?}"), || {
+            (sum(&operators(), name, labels) >= 1.0).then_some(())
+        });
     }
+    let operators = operators();
     for container in ["sallyport-extproc", "sallyport-envoy"] {
         let logs = namespace.logs("agent", container);
         for secret in [mark.to_owned(), fake_key()] {

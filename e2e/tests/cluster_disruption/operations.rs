@@ -5,7 +5,7 @@
 use std::process::Command;
 
 use sallyport_e2e::cluster::{
-    Namespace, SYSTEM, await_condition, helm, install, install_with, kubectl, kubectl_input, usual_spec,
+    Namespace, SYSTEM, await_condition, helm, kubectl, kubectl_input, upgrade_with, usual_spec,
 };
 use serde_json::{Value, json};
 
@@ -210,7 +210,7 @@ fn check_names_what_is_broken_and_what_to_do() {
 #[test]
 fn pull_secrets_of_the_chart_reach_guarded_pods() {
     let _alone = alone();
-    install_with(&["--set", "imagePullSecrets={registry}"]);
+    upgrade_with(&["--set", "imagePullSecrets={registry}"]);
     kubectl(&["rollout", "status", "deploy/sallyport-operator", "-n", SYSTEM, "--timeout=120s"]).unwrap();
     let namespace = Namespace::enabled("pull");
     namespace.usual_policy();
@@ -225,6 +225,7 @@ fn pull_secrets_of_the_chart_reach_guarded_pods() {
         (secrets.as_array()?.len() == 2).then_some(secrets)
     });
     assert_eq!(made, json!([{"name": "own"}, {"name": "registry"}]));
-    install();
+    // Without this Helm keeps what was set.
+    upgrade_with(&["--reset-values"]);
     kubectl(&["rollout", "status", "deploy/sallyport-operator", "-n", SYSTEM, "--timeout=120s"]).unwrap();
 }

@@ -133,6 +133,8 @@ fn every_metric_of_the_dashboard_is_served() {
     let bad = Call::post_json(format!("http://{host}/v1/chat/completions"), &bad);
     let _ = pod.agent.call(&bad).unwrap().expect_refusal(403, "policy_denied");
     namespace.await_enforced("usual", 1);
+    // A switch is shown while it is on.
+    namespace.kubectl(&["annotate", "agentpolicy", "usual", "sallyport.dev/kill=true"]).unwrap();
     let envoys = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/sallyport/envoy-metrics.txt");
     let envoys = std::fs::read_to_string(envoys).unwrap();
     let named = named_by_the_dashboard();
@@ -148,7 +150,7 @@ fn every_metric_of_the_dashboard_is_served() {
         named.iter().filter(|n| !known(n)).cloned().collect()
     };
     let mut last = Vec::new();
-    for _ in 0..10 {
+    for _ in 0..30 {
         last = missing(&(scrape(&namespace.name, "agent", 15_020) + &operators()));
         if last.is_empty() {
             return;

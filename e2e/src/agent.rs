@@ -225,7 +225,7 @@ impl Ear {
         });
         let (heard, closed) = (Arc::clone(&ear.heard), Arc::clone(&ear.closed));
         std::thread::spawn(move || {
-            let mut buffer = [0; 64 << 10];
+            let mut buffer = vec![0; 64 << 10];
             while !closed.load(Ordering::Relaxed) {
                 if let Ok((n, from)) = udp.recv_from(&mut buffer) {
                     keep(&heard, &buffer[..n]);

@@ -78,7 +78,6 @@ fn ends() -> Vec<i64> {
         let line = page.lines().find(|l| {
             l.starts_with("sallyport_operator_certificate_expiry_seconds") && l.contains("certificate=\"ca\"")
         })?;
-        #[expect(clippy::cast_possible_truncation, reason = "a date")]
         Some(line.rsplit(' ').next()?.parse::<f64>().ok()? as i64)
     });
     said.collect()

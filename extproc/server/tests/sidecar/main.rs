@@ -433,3 +433,59 @@ async fn who_sits_on_the_port_for_metrics_does_not_keep_the_filter_from_running(
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert_eq!(pod.http("/ready").await.0, 200);
 }
+
+#[tokio::test]
+async fn a_fault_that_passes_is_tried_again_while_the_bundle_is_the_newest() {
+    let (_, operator, pod) = started().await;
+    let good = allowing("a.test");
+    operator.offer(good.clone());
+    operator.acked(&good).await;
+
+    // What is written first can't be: a directory is in its way.
+    let obstacle = pod.path("state/.bundle.pb.new");
+    std::fs::create_dir(&obstacle).unwrap();
+    let next = allowing("b.test");
+    operator.offer(next.clone());
+    assert!(operator.nacked(&next).await.contains("can't be kept"));
+    assert_eq!(outcome(&pod, "a.test").await, "passes", "what was in force still is");
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    let nacks = operator.told().iter().filter(|t| matches!(t, Told::Nack(..))).count();
+    assert_eq!(nacks, 1, "said once");
+    std::fs::remove_dir(&obstacle).unwrap();
+    operator.acked(&next).await;
+    assert_eq!(outcome(&pod, "b.test").await, "passes");
+    assert_eq!(operator.hellos().len(), 1, "on the same stream");
+
+    // One that another took the place of is not tried again.
+    std::fs::create_dir(&obstacle).unwrap();
+    let late = allowing("c.test");
+    operator.offer(late.clone());
+    operator.nacked(&late).await;
+    let newest = bundle(&json!({"egres": {}}), &json!({"bootstrap": {}, "listeners": {}}));
+    operator.offer(newest.clone());
+    operator.nacked(&newest).await;
+    std::fs::remove_dir(&obstacle).unwrap();
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert_eq!(outcome(&pod, "b.test").await, "passes");
+    assert_eq!(outcome(&pod, "c.test").await, "egress_denied");
+}
+
+#[tokio::test]
+async fn listeners_that_a_silent_envoy_did_not_take_are_given_to_it_once_it_speaks() {
+    let (_, operator, pod) = started().await;
+    let good = allowing("a.test");
+    operator.offer(good.clone());
+    operator.acked(&good).await;
+    // It accepts connections, and never answers.
+    let socket = tokio::net::UnixListener::bind(pod.path("run/admin.sock")).unwrap();
+    let listeners = json!({"version_info": "2", "resources": []});
+    let next = bundle(&spec("b.test"), &json!({"bootstrap": {"node": {"id": "x"}}, "listeners": listeners}));
+    operator.offer(next.clone());
+    assert!(operator.nacked(&next).await.contains("did not take the listeners"));
+    assert_eq!(outcome(&pod, "a.test").await, "passes");
+    // Gone: the next one begins with the file.
+    drop(socket);
+    std::fs::remove_file(pod.path("run/admin.sock")).unwrap();
+    operator.acked(&next).await;
+    assert_eq!(outcome(&pod, "b.test").await, "passes");
+}

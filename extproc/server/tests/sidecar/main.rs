@@ -14,6 +14,7 @@ mod support;
 mod operator;
 mod pod;
 
+use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
 
 use operator::*;
@@ -488,4 +489,37 @@ async fn listeners_that_a_silent_envoy_did_not_take_are_given_to_it_once_it_spea
     std::fs::remove_file(pod.path("run/admin.sock")).unwrap();
     operator.acked(&next).await;
     assert_eq!(outcome(&pod, "b.test").await, "passes");
+}
+
+/// What the agent can send to the metrics port, the one port of the filter's that it reaches.
+#[tokio::test]
+async fn bent_requests_to_the_metrics_port_are_answered_or_closed() {
+    let (_, operator, pod) = started().await;
+    let good = allowing("a.test");
+    operator.offer(good.clone());
+    operator.acked(&good).await;
+    let port = pod.metrics_port;
+    let bent = tokio::task::spawn_blocking(move || {
+        let seeds = ["/metrics", "/ready", "/ready/envoy"].map(|path| {
+            format!("GET {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{{}}")
+                .into_bytes()
+        });
+        let words =
+            ["\r\n", "transfer-encoding: chunked\r\n", "expect: 100-continue\r\n", "PRI * HTTP/2.0\r\n"];
+        let words = words.map(|word| word.as_bytes().to_vec());
+        sallyport_fuzz::fuzz("metrics", &seeds, &words, |bytes| {
+            let start = Instant::now();
+            let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).map_err(|e| e.to_string())?;
+            // A peer that has closed already is an answer.
+            if stream.write_all(bytes).is_ok() {
+                let _ = stream.shutdown(std::net::Shutdown::Write);
+            }
+            let _ = stream.read_to_end(&mut Vec::new());
+            if start.elapsed() > Duration::from_secs(5) { Err("it hangs".to_owned()) } else { Ok(()) }
+        });
+    });
+    bent.await.unwrap();
+    assert_eq!(pod.http("/ready").await.0, 200);
+    assert_eq!(outcome(&pod, "a.test").await, "passes");
+    assert!(!pod.log().contains("panicked"));
 }

@@ -9,6 +9,14 @@ pub fn signal(pod: &Value, container: &str, signal: Signal) {
     kill_process(pid, signal).unwrap_or_else(|e| panic!("{container}, process {pid:?}: {e}"));
 }
 
+/// Resident memory of a container's first process, in KiB.
+pub fn resident_kib(pod: &Value, container: &str) -> Option<u64> {
+    let pid = pid(pod, container)?.as_raw_nonzero();
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
+    line.trim().trim_end_matches(" kB").parse().ok()
+}
+
 /// The process whose control group is the container's and whose parent is not.
 fn pid(pod: &Value, container: &str) -> Option<Pid> {
     let status = &pod["status"];

@@ -29,41 +29,50 @@ pub fn installed() {
     });
 }
 
-/// Installs or upgrades both charts and waits until the operator serves.
-pub fn install() {
-    helm(&["upgrade", "--install", "sallyport-crds", "charts/sallyport-crds", "--wait"]).expect("the CRDs");
-    let values = values();
-    let mut args = vec![
-        "upgrade",
-        "--install",
-        "sallyport",
-        "charts/sallyport",
-        "-n",
-        SYSTEM,
-        "--create-namespace",
-        "--wait",
-        "--timeout",
-        "180s",
-    ];
-    args.extend(values.iter().map(String::as_str));
-    if let Err(e) = helm(&args) {
-        panic!("{e}\n{}", state_of(SYSTEM));
-    }
-    // A Service answers only once kube-proxy has its endpoints.
-    await_condition("the webhook answers", || {
-        kubectl_input(
-            &["apply", "--dry-run=server", "-n", "default", "-f", "-"],
-            "apiVersion: sallyport.dev/v1alpha1\nkind: AgentPolicy\nmetadata: {name: probe}\nspec: {}\n",
-        )
-        .is_ok()
-        .then_some(())
-    });
+/// The commands of the README's section `In a cluster`, as they stand there.
+pub fn readme_commands() -> Vec<String> {
+    let readme = include_str!("../../README.md");
+    let section = readme.split_once("## In a cluster").expect("the README has the section").1;
+    let block = section.split("```").nth(1).expect("a block of commands");
+    let lines = block.lines().filter_map(|l| l.trim().strip_prefix("$ "));
+    lines.map(|l| l.split("  #").next().unwrap_or(l).trim().to_owned()).collect()
 }
 
-/// Values that put the images of this checkout in place of published ones.
-fn values() -> Vec<String> {
-    let file = std::env::var("SALLYPORT_VALUES").unwrap_or_else(|_| "e2e/node/values.yaml".into());
-    vec!["-f".into(), file]
+/// Installs both charts with the README's commands; the node has this checkout's images under the names
+/// that the chart gives them. What is installed already stays.
+pub fn install() {
+    for line in readme_commands().iter().filter(|l| l.starts_with("helm install ")) {
+        let status = line.replace("helm install", "helm status").replace(" --create-namespace", "");
+        let words: Vec<_> = status.split(' ').skip(1).filter(|w| !w.starts_with("charts/")).collect();
+        if helm(&words).is_ok() {
+            continue;
+        }
+        println!("$ {line}");
+        if let Err(e) = shell(line) {
+            panic!("{e}\n{}", state_of(SYSTEM));
+        }
+    }
+    await_operator();
+}
+
+/// Upgrades both charts, as docs/install.md says.
+pub fn upgrade() {
+    helm(&["upgrade", "sallyport-crds", "charts/sallyport-crds", "--wait"]).expect("the CRDs");
+    if let Err(e) =
+        helm(&["upgrade", "sallyport", "charts/sallyport", "-n", SYSTEM, "--wait", "--timeout", "180s"])
+    {
+        panic!("{e}\n{}", state_of(SYSTEM));
+    }
+    await_operator();
+}
+
+/// Waits until the operator's webhook answers: a Service does so only once kube-proxy has its endpoints.
+pub fn await_operator() {
+    const POLICY: &str =
+        "apiVersion: sallyport.dev/v1alpha1\nkind: AgentPolicy\nmetadata: {name: probe}\nspec: {}\n";
+    await_condition("the operator's webhook answers", || {
+        kubectl_input(&["apply", "--dry-run=server", "-n", "default", "-f", "-"], POLICY).ok()
+    });
 }
 
 /// Polls until there is a value; fails with what was waited for.

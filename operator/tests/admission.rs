@@ -422,3 +422,38 @@ async fn annotations_of_a_policy_that_became_invalid_can_change() {
     let response = world.review("/validate-policies", request).await;
     assert_eq!(response["allowed"], true, "{response}");
 }
+
+#[test]
+fn bent_reviews_are_answered_without_a_panic() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let world = runtime.block_on(async { world() });
+    world.known_policy("bot", &json!({"selector": {"matchLabels": {"app": "bot"}}}));
+    let spec =
+        json!({"selector": {"matchLabels": {"app": "bot"}}, "egress": {"rules": [{"hosts": ["a.test"]}]}});
+    let guarded = {
+        let response = runtime.block_on(world.review("/mutate-pods", json!({"object": pod(true)})));
+        patched(&pod(true), &response)
+    };
+    let seeds: Vec<Vec<u8>> = [
+        json!({"object": pod(true)}),
+        json!({"object": pod(false), "operation": "UPDATE", "oldObject": pod(true)}),
+        json!({"object": guarded}),
+        json!({"object": agent_policy(&spec)}),
+    ]
+    .into_iter()
+    .map(|request| review(request).to_string().into_bytes())
+    .collect();
+    let words = [names::INJECT, names::POLICY, "\"initContainers\":", "null", "[]", "{}"];
+    let words = words.map(|word| word.as_bytes().to_vec());
+    sallyport_fuzz::fuzz("admission", &seeds, &words, |body| {
+        for path in ["/mutate-pods", "/validate-pods", "/validate-policies"] {
+            let (status, answer) = runtime.block_on(world.post(path, body.to_vec()));
+            if !(status == StatusCode::OK || status == StatusCode::BAD_REQUEST)
+                || answer.contains("the operator has a fault")
+            {
+                return Err(format!("{path}: {status} {answer}"));
+            }
+        }
+        Ok(())
+    });
+}

@@ -1,37 +1,19 @@
 //! The README's journey, every command as it stands there.
 
-use std::path::Path;
-
-use sallyport_e2e::cluster::{await_condition, installed, kubectl, shell};
-
-/// The commands of the block after the line that holds `heading`.
-fn commands(heading: &str) -> Vec<String> {
-    let readme =
-        std::fs::read_to_string(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md"))).unwrap();
-    let after = readme.split_once(heading).unwrap_or_else(|| panic!("no {heading:?} in the README")).1;
-    let block = after.split("```").nth(1).expect("a block of commands");
-    let lines = block.lines().filter_map(|l| l.trim().strip_prefix("$ "));
-    lines.map(|l| l.split("  #").next().unwrap_or(l).trim().to_owned()).collect()
-}
+use sallyport_e2e::cluster::{await_condition, installed, kubectl, readme_commands, shell};
 
 #[test]
 fn the_journey_of_the_readme_works_as_written() {
     installed();
-    let _ = kubectl(&["create", "namespace", "agents"]);
-    await_condition("the default service account", || {
-        kubectl(&["get", "serviceaccount", "default", "-n", "agents"]).ok()
-    });
     // What the README takes for given: an agent that runs already.
+    let _ = kubectl(&["create", "namespace", "agents"]);
     shell("kubectl apply -n agents -f e2e/node/support-bot.yaml").unwrap_or_else(|e| panic!("{e}"));
-    let lines = commands("## In a cluster");
+    let lines = readme_commands();
     assert!(lines.iter().any(|l| l.starts_with("kubectl patch deploy support-bot")), "{lines:?}");
-    for line in lines {
-        // The charts are installed already, by the same commands with this checkout's images.
-        if line.starts_with("helm install") {
-            continue;
-        }
+    // The charts stand at the beginning, and were installed by these very lines.
+    for line in lines.iter().filter(|l| !l.starts_with("helm install ")) {
         println!("$ {line}");
-        match shell(&line) {
+        match shell(line) {
             Ok(output) => println!("{}{}", output.stdout, output.stderr),
             Err(e) => panic!("{e}"),
         }
@@ -43,5 +25,6 @@ fn the_journey_of_the_readme_works_as_written() {
             kubectl(&["get", "agentpolicy", "support-bot", "-n", "agents", "-o", "json"]).ok()?.json();
         (policy["status"]["enforced"] == "1/1").then_some(())
     });
+    println!("{}", kubectl(&["get", "agentpolicy", "-n", "agents"]).unwrap_or_else(|e| panic!("{e}")).stdout);
     let _ = kubectl(&["delete", "namespace", "agents", "--wait=false"]);
 }

@@ -11,7 +11,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 use sallyport_e2e::client::Call;
 use sallyport_e2e::cluster::{
-    Namespace, Pod, SYSTEM, await_condition, helm, install, kubectl, signal, usual_spec,
+    Namespace, Pod, SYSTEM, await_condition, await_operator, helm, install, kubectl, signal, upgrade,
+    usual_spec,
 };
 use sallyport_e2e::messages::chat;
 use sallyport_e2e::upstream::fake_key;
@@ -90,7 +91,7 @@ fn operators(count: u32) {
         (pods.ok()?.stdout.lines().count() == count as usize).then_some(())
     });
     if count > 0 {
-        install();
+        await_operator();
     }
 }
 
@@ -137,7 +138,7 @@ fn traffic_goes_on_through_an_upgrade_and_an_uninstall_and_nothing_is_left_stuck
     let (namespace, pod, host) = guarded("upgrade");
     let traffic = Traffic::start(&pod, &host);
     kubectl(&["rollout", "restart", "deploy/sallyport-operator", "-n", SYSTEM]).unwrap();
-    install();
+    upgrade();
     kubectl(&["rollout", "status", "deploy/sallyport-operator", "-n", SYSTEM, "--timeout=120s"]).unwrap();
     namespace.await_enforced("usual", 1);
     traffic.stop();

@@ -1,5 +1,7 @@
 //! From segments to findings: every text, every view, every rule.
 
+use std::sync::Arc;
+
 use sallyport_api::{AgentPolicySpec, OverrideAction};
 use sha2::{Digest, Sha256};
 
@@ -21,7 +23,7 @@ const LONGEST_MEMBER: usize = 512;
 /// The rules that are on, and what the policy makes of them.
 #[derive(Debug)]
 pub(crate) struct Detector {
-    pub(crate) rules: RuleSet,
+    pub(crate) rules: Arc<RuleSet>,
     /// For each rule, the action that the policy sets by hand.
     overrides: Vec<Option<OverrideAction>>,
 }
@@ -37,12 +39,8 @@ pub(crate) struct Item {
 }
 
 impl Detector {
-    /// Compiles rules and checks the overrides of `spec` against them.
-    pub(crate) fn new(
-        spec: &AgentPolicySpec,
-        rules: impl IntoIterator<Item = (&'static str, Rule)>,
-    ) -> Result<Self, String> {
-        let rules = RuleSet::new(rules)?;
+    /// Checks the overrides of `spec` against the rules that are on.
+    pub(crate) fn new(spec: &AgentPolicySpec, rules: Arc<RuleSet>) -> Result<Self, String> {
         let mut overrides = vec![None; rules.rules.len()];
         for (i, over) in spec.detection.overrides.iter().enumerate() {
             let at = |p: String| format!("spec.detection.overrides[{i}]: {p}");
@@ -64,7 +62,8 @@ impl Detector {
 
     /// A detector of one rule, for the rule's own tests. Every pattern of it is compiled.
     pub(crate) fn of_rule(rule: &Rule) -> Result<Self, String> {
-        let this = Self::new(&AgentPolicySpec::default(), [("test", rule.clone())])?;
+        let rules = RuleSet::new([("test", rule.clone())])?;
+        let this = Self::new(&AgentPolicySpec::default(), Arc::new(rules))?;
         if this.rules.rules.iter().all(CompiledRule::compiles) {
             Ok(this)
         } else {

@@ -17,7 +17,8 @@ use crate::decide::egress;
 use crate::detect::{Detector, Item};
 use crate::finding::{Category, Finding, Surface};
 use crate::message::{RequestHead, ResponseHead};
-use crate::rules::shipped;
+use crate::rules::set::RuleSet;
+use crate::rules::{Pack, shipped};
 use crate::verdict::{BodyVerdict, Code, Decision, Protocol, Verdict};
 
 /// How often a body is looked at again after something was cut out of it. Two tokens in one word need one
@@ -68,11 +69,9 @@ impl Engine {
         let on = |name: &str| {
             name == "core" || spec.detection.packs.as_ref().is_none_or(|w| w.iter().any(|p| p == name))
         };
-        let chosen = packs
-            .iter()
-            .filter(|p| on(&p.pack))
-            .flat_map(|p| p.rules.iter().map(|r| (p.pack.as_str(), r.clone())));
-        let detector = Detector::new(spec, chosen).map_err(LoadError)?;
+        let chosen: Vec<&'static Pack> = packs.iter().filter(|p| on(&p.pack)).collect();
+        let rules = RuleSet::of_packs(&chosen).map_err(LoadError)?;
+        let detector = Detector::new(spec, rules).map_err(LoadError)?;
         let policies = Policies::new(spec).map_err(LoadError)?;
         Ok(Self { spec: spec.clone(), detector, policies })
     }

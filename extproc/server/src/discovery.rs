@@ -1,7 +1,8 @@
 //! The client of the operator's discovery: one stream, kept up for as long as the process lives.
 //!
 //! What it brings is checked here and put in force by an [`Apply`]; nothing that happens to the stream
-//! changes what is in force. The authorities and the token are read anew for each stream, because the kubelet
+//! changes what is in force. A bundle that failed for a reason that passes (Envoy silent, a full disk) is tried
+//! again for as long as it is the newest. The authorities and the token are read anew for each stream, because the kubelet
 //! replaces both in their files.
 //!
 //! Not guaranteed: that a bundle in force is the newest. Without any operator it is the last one there was;
@@ -51,9 +52,20 @@ pub trait Apply: Send + Sync + 'static {
     /// for a compiler.
     fn announce(&self, kill: Option<&Kill>);
     /// Puts a bundle in force; the error says why it is not, and what was in force still is.
-    fn apply(self: Arc<Self>, bundle: Verified) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+    fn apply(self: Arc<Self>, bundle: Verified) -> Pin<Box<dyn Future<Output = Result<(), Failed>> + Send>>;
     /// The digest of what is in force; empty where nothing is.
     fn in_force(&self) -> String;
+}
+
+/// Why a bundle is not in force.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failed {
+    /// The bundle's own fault: it fails here whenever it is tried.
+    #[error("{0}")]
+    ForGood(String),
+    /// The fault of what is around it, which may pass.
+    #[error("{0}")]
+    ForNow(String),
 }
 
 /// Where the operator is and how it is known.
@@ -174,6 +186,7 @@ impl Client {
         let mut applying: Option<Applying> = None;
         // Only the newest bundle counts: one that waits is replaced by one that comes.
         let mut waiting: Option<Verified> = None;
+        let mut retry = Retry::default();
         loop {
             if applying.is_none()
                 && let Some(bundle) = waiting.take()
@@ -182,9 +195,20 @@ impl Client {
             }
             let message = tokio::select! {
                 message = inbound.message() => message?,
-                (digest, outcome) = finished(&mut applying) => {
+                (bundle, outcome) = finished(&mut applying) => {
                     applying = None;
-                    self.answer(&answers, digest, outcome).await?;
+                    let digest = bundle.digest().to_owned();
+                    // Said once: that it is tried again is nothing new.
+                    if retry.says_more(&digest, &outcome) {
+                        self.answer(&answers, digest, outcome.clone().map_err(|e| e.to_string())).await?;
+                    }
+                    if waiting.is_none() {
+                        retry.after(bundle, outcome);
+                    }
+                    continue;
+                }
+                bundle = retry.due() => {
+                    waiting = Some(bundle);
                     continue;
                 }
             };
@@ -194,6 +218,7 @@ impl Client {
                 tracing::warn!(target: "sallyport::discovery", "a message of an unknown kind");
                 continue;
             };
+            retry.drop_bundle();
             let digest = bundle.digest.clone();
             match Verified::new(bundle, &self.held) {
                 Ok(verified) => {
@@ -275,23 +300,71 @@ impl Client {
 
 /// A bundle that is being put in force. It goes on where the stream ends meanwhile.
 struct Applying {
-    digest: String,
-    task: JoinHandle<Result<(), String>>,
+    bundle: Verified,
+    task: JoinHandle<Result<(), Failed>>,
 }
 
 impl Applying {
     fn start(apply: Arc<dyn Apply>, bundle: Verified) -> Self {
-        Self { digest: bundle.digest().to_owned(), task: tokio::spawn(apply.apply(bundle)) }
+        Self { task: tokio::spawn(apply.apply(bundle.clone())), bundle }
     }
 }
 
-async fn finished(applying: &mut Option<Applying>) -> (String, Result<(), String>) {
+async fn finished(applying: &mut Option<Applying>) -> (Verified, Result<(), Failed>) {
     match applying {
         None => std::future::pending().await,
-        Some(Applying { digest, task }) => {
-            let outcome =
-                task.await.unwrap_or_else(|_| Err("the sidecar failed while loading it".to_owned()));
-            (std::mem::take(digest), outcome)
+        Some(Applying { bundle, task }) => {
+            let panicked = || Failed::ForGood("the sidecar failed while loading it".to_owned());
+            let outcome = task.await.unwrap_or_else(|_| Err(panicked()));
+            (bundle.clone(), outcome)
+        }
+    }
+}
+
+/// The newest bundle, where it failed for a reason that may pass. A stream that ends takes it along: the
+/// next one brings the newest again.
+#[derive(Default)]
+struct Retry {
+    bundle: Option<(Verified, tokio::time::Instant)>,
+    backoff: Backoff,
+    /// What was said last of which digest.
+    said: Option<(String, Failed)>,
+}
+
+impl Retry {
+    /// Whether the operator has not been told this yet.
+    fn says_more(&mut self, digest: &str, outcome: &Result<(), Failed>) -> bool {
+        let now = outcome.clone().err().map(|why| (digest.to_owned(), why));
+        let more = now.is_none() || now != self.said;
+        self.said = now;
+        more
+    }
+
+    fn after(&mut self, bundle: Verified, outcome: Result<(), Failed>) {
+        if let Err(Failed::ForNow(why)) = outcome {
+            let pause = self.backoff.after_failure(None);
+            let again_in_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+            tracing::info!(target: "sallyport::bundle", digest = bundle.digest(), again_in_ms, "{why}");
+            self.bundle = Some((bundle, tokio::time::Instant::now() + pause));
+        }
+    }
+
+    /// Another bundle came: it counts, whatever becomes of it.
+    fn drop_bundle(&mut self) {
+        self.bundle = None;
+        self.backoff = Backoff::default();
+    }
+
+    /// The bundle, once it is time to try again.
+    async fn due(&mut self) -> Verified {
+        match &self.bundle {
+            None => std::future::pending().await,
+            Some((bundle, at)) => {
+                tokio::time::sleep_until(*at).await;
+                let bundle = bundle.clone();
+                self.bundle = None;
+                bundle
+            }
         }
     }
 }

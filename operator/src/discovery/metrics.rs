@@ -1,6 +1,8 @@
 //! What discovery and status count.
 
-use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{
+    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
 
 /// Upper bounds of the ack latency's buckets, in seconds: dense around the targets, 1 s and 3 s.
 const ACK_BUCKETS: [f64; 12] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0];
@@ -20,6 +22,9 @@ struct Inner {
     refused: IntCounterVec,
     status_patches: IntCounterVec,
     events: IntCounterVec,
+    enforced_pods: IntGaugeVec,
+    running_pods: IntGaugeVec,
+    killed: IntGaugeVec,
 }
 
 impl Metrics {
@@ -37,6 +42,9 @@ impl Metrics {
         registry.register(Box::new(m.ack_seconds.clone()))?;
         for counter in [&m.reviews, &m.refused, &m.status_patches, &m.events] {
             registry.register(Box::new(counter.clone()))?;
+        }
+        for gauge in [&m.enforced_pods, &m.running_pods, &m.killed] {
+            registry.register(Box::new(gauge.clone()))?;
         }
         Ok(())
     }
@@ -82,6 +90,34 @@ impl Metrics {
         self.with(|m| m.events.with_label_values(&[result]).inc());
     }
 
+    /// How many of a policy's pods enforce its newest bundle, and how many run.
+    pub(crate) fn policy(&self, namespace: &str, policy: &str, enforced: u32, running: u32) {
+        self.with(|m| {
+            m.enforced_pods.with_label_values(&[namespace, policy]).set(enforced.into());
+            m.running_pods.with_label_values(&[namespace, policy]).set(running.into());
+        });
+    }
+
+    /// The policy is gone, or another replica counts it.
+    pub(crate) fn forget_policy(&self, namespace: &str, policy: &str) {
+        self.with(|m| {
+            // An error says that there was no such series.
+            m.enforced_pods.remove_label_values(&[namespace, policy]).ok();
+            m.running_pods.remove_label_values(&[namespace, policy]).ok();
+        });
+    }
+
+    /// A kill switch is on, or not any more.
+    pub(crate) fn killed(&self, scope: &str, on: bool) {
+        self.with(|m| {
+            if on {
+                m.killed.with_label_values(&[scope]).set(1);
+            } else {
+                m.killed.remove_label_values(&[scope]).ok();
+            }
+        });
+    }
+
     fn with(&self, count: impl FnOnce(&Inner)) {
         if let Some(inner) = &self.0 {
             count(inner);
@@ -94,6 +130,10 @@ impl Inner {
         let by = |name: &str, help: &str, label: &str| {
             IntCounterVec::new(Opts::new(format!("sallyport_operator_{name}"), help), &[label])
         };
+        let gauge = |name: &str, help: &str, labels: &[&str]| {
+            IntGaugeVec::new(Opts::new(format!("sallyport_operator_{name}"), help), labels)
+        };
+        let policy = ["namespace", "policy"];
         Ok(Self {
             subscribers: IntGauge::new(
                 "sallyport_operator_subscribers",
@@ -113,6 +153,17 @@ impl Inner {
             refused: by("streams_refused_total", "Streams refused or ended for a reason", "reason")?,
             status_patches: by("status_patches_total", "Patches of policies' status", "result")?,
             events: by("events_total", "Kubernetes Events published", "result")?,
+            enforced_pods: gauge(
+                "policy_enforced_pods",
+                "Running guarded pods that enforce the policy's newest bundle; from the leader",
+                &policy,
+            )?,
+            running_pods: gauge(
+                "policy_running_pods",
+                "Running guarded pods of the policy; from the leader",
+                &policy,
+            )?,
+            killed: gauge("killed", "1 while a kill switch with effect is on; from the leader", &["scope"])?,
         })
     }
 }

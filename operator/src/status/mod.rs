@@ -5,6 +5,7 @@
 //! round.
 
 mod condition;
+mod gauges;
 mod shard;
 mod write;
 

@@ -18,6 +18,7 @@ use sallyport_api::{API_VERSION, AgentPolicyObject, AgentPolicyStatus, KIND};
 use serde_json::json;
 use tokio::time::Instant;
 
+use super::gauges::{Gauges, Numbers};
 use super::shard::{Others, Shard, sum};
 use super::{HEARTBEAT, Identity, ROUND, condition};
 use crate::events::{Events, News};
@@ -159,6 +160,7 @@ pub(super) struct Writer {
     index: Index,
     events: Events,
     written: BTreeMap<PolicyKey, Written>,
+    gauges: Gauges,
 }
 
 /// What was written last. The watch may be behind it.
@@ -183,11 +185,13 @@ impl Written {
 
 impl Writer {
     pub(super) fn new(client: Client, index: Index, events: Events) -> Self {
-        Self { client, index, events, written: BTreeMap::new() }
+        let gauges = Gauges::new(index.metrics().clone());
+        Self { client, index, events, written: BTreeMap::new(), gauges }
     }
 
-    /// Trusts the API server again, and not what was written.
+    /// Trusts the API server again, and not what was written; shows no numbers of policies.
     pub(super) fn forget(&mut self) {
+        self.gauges.clear();
         self.written.clear();
     }
 
@@ -199,9 +203,19 @@ impl Writer {
         // Kubernetes keeps whole seconds.
         let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
         let mut due = Vec::new();
-        for (key, facts) in facts {
-            let digest = facts.good.as_ref().map(|g| g.digest.as_str()).unwrap_or_default();
-            let tally = sum(others.iter().chain([&own]), &key, digest);
+        let tallied: Vec<_> = facts
+            .into_iter()
+            .map(|(key, facts)| {
+                let digest = facts.good.as_ref().map(|g| g.digest.as_str()).unwrap_or_default();
+                let tally = sum(others.iter().chain([&own]), &key, digest);
+                (key, facts, tally)
+            })
+            .collect();
+        self.gauges.show(tallied.iter().map(|(key, facts, tally)| {
+            let enforced = tally.enforcing(facts.pods);
+            (key, Numbers { enforced, running: facts.pods, killed: facts.killed.as_deref() })
+        }));
+        for (key, facts, tally) in tallied {
             let old = Written::standing(self.written.get(&key), facts.status.as_ref());
             let status = condition::status(&facts, &tally, &old, now);
             if status != old {

@@ -12,7 +12,7 @@
 //! can reach the other.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cedar_policy::{
     Authorizer, Context, Decision as CedarDecision, Effect, Entities, EntityId, EntityTypeName, EntityUid,
@@ -80,6 +80,7 @@ struct Info {
 /// The answer to one question: the policies that determined it.
 type Answer = Vec<Info>;
 
+#[derive(Clone)]
 struct Set {
     name: &'static str,
     policies: PolicySet,
@@ -107,12 +108,30 @@ impl std::fmt::Debug for Policies {
     }
 }
 
+/// What every policy starts from.
+#[derive(Clone)]
+struct Shipped {
+    schema: Schema,
+    core: Set,
+    namespace: Set,
+}
+
+/// The shipped schema and policies, parsed and validated once per process.
+fn shipped() -> Result<&'static Shipped, String> {
+    static SHIPPED: OnceLock<Result<Shipped, String>> = OnceLock::new();
+    let load = || {
+        let (schema, _) = Schema::from_cedarschema_str(SCHEMA).map_err(|e| format!("schema: {e}"))?;
+        let core = load("core", CORE, &schema)?;
+        let namespace = load("namespace", NAMESPACE, &schema)?;
+        Ok(Shipped { schema, core, namespace })
+    };
+    SHIPPED.get_or_init(load).as_ref().map_err(Clone::clone)
+}
+
 impl Policies {
     /// Loads the shipped policies and those of `spec`.
     pub(crate) fn new(spec: &AgentPolicySpec) -> Result<Self, String> {
-        let (schema, _) = Schema::from_cedarschema_str(SCHEMA).map_err(|e| format!("schema: {e}"))?;
-        let core = load("core", CORE, &schema)?;
-        let mut namespace = load("namespace", NAMESPACE, &schema)?;
+        let Shipped { schema, core, mut namespace } = shipped()?.clone();
         add_inline(&mut namespace, &spec.cedar.inline, &schema)?;
         let name = |n: &str| n.parse::<EntityTypeName>().map_err(|e| e.to_string());
         let uid = |t: &str, id: &str| {

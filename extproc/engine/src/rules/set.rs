@@ -1,6 +1,6 @@
 //! Rules compiled together, and the search that runs them.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use aho_corasick::{AhoCorasick, AhoCorasickBuilder, AhoCorasickKind, MatchKind};
 use regex_automata::meta::Regex;
@@ -8,7 +8,7 @@ use regex_automata::nfa::thompson::WhichCaptures;
 use regex_automata::{Input, util::captures::Captures};
 
 use super::gate;
-use super::pack::{Rule, Scanner, parse_pattern, reading};
+use super::pack::{Pack, Rule, Scanner, parse_pattern, reading};
 use crate::detect::MOST_FINDINGS;
 use crate::finding::Surface;
 
@@ -211,7 +211,33 @@ impl Windows {
     }
 }
 
+/// Selections of packs whose rules are kept compiled. A sidecar has one, and two while a policy changes; an
+/// operator has as many as its policies differ in this.
+const KEPT: usize = 8;
+
 impl RuleSet {
+    /// The rules of shipped packs, compiled once for every policy that selects the same: a policy's edit
+    /// then costs its Cedar, and not the compiling of rules that it left as they were.
+    pub(crate) fn of_packs(packs: &[&'static Pack]) -> Result<Arc<Self>, String> {
+        static COMPILED: Mutex<Vec<(Vec<&'static str>, Arc<RuleSet>)>> = Mutex::new(Vec::new());
+        let names: Vec<&'static str> = packs.iter().map(|p| p.pack.as_str()).collect();
+        // Held while compiling: who wants the same waits for it, instead of doing it again.
+        let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = compiled.iter().position(|(n, _)| *n == names) {
+            let known = compiled.remove(at);
+            let rules = Arc::clone(&known.1);
+            compiled.push(known);
+            return Ok(rules);
+        }
+        let rules = packs.iter().flat_map(|p| p.rules.iter().map(|r| (p.pack.as_str(), r.clone())));
+        let rules = Arc::new(Self::new(rules)?);
+        if compiled.len() == KEPT {
+            compiled.remove(0);
+        }
+        compiled.push((names, Arc::clone(&rules)));
+        Ok(rules)
+    }
+
     /// Compiles rules together.
     pub(crate) fn new(rules: impl IntoIterator<Item = (&'static str, Rule)>) -> Result<Self, String> {
         let mut set =

@@ -221,4 +221,33 @@ mod tests {
         assert_eq!(verified.policy().0.as_ref(), b"{}");
         assert_eq!(verified.bundle(), &whole(), "complete, so that it can be kept");
     }
+
+    #[test]
+    fn bent_bundles_are_what_their_digests_say_or_refused() {
+        use prost::Message as _;
+        let mut held = Held::default();
+        held.remember(&whole().parts);
+        let mut thin = whole();
+        for part in &mut thin.parts {
+            part.content = None;
+        }
+        let mut killed = whole();
+        killed.kill = Some(Kill { by: "namespace a".into() });
+        killed.digest = bundle_digest(&killed);
+        let seeds: Vec<_> = [whole(), thin, killed].iter().map(Bundle::encode_to_vec).collect();
+        let words = [whole().digest.into_bytes(), b"policy".to_vec(), b"envoy".to_vec()];
+        sallyport_fuzz::fuzz("bundle", &seeds, &words, |bytes| {
+            let Ok(bundle) = Bundle::decode(bytes) else { return Ok(()) };
+            let Ok(verified) = Verified::new(bundle, &held) else { return Ok(()) };
+            let bundle = verified.bundle();
+            let is_its = |p: &Part| p.content.as_ref().is_some_and(|c| part_digest(c) == p.digest);
+            let sound = bundle.parts.len() == 2
+                && bundle.parts.iter().all(is_its)
+                && bundle_digest(bundle) == bundle.digest
+                && part_digest(verified.policy().0) == verified.policy().1;
+            // What is kept must come back the same.
+            let again = Bundle::decode(bundle.encode_to_vec().as_slice()).ok();
+            if sound && again.as_ref() == Some(bundle) { Ok(()) } else { Err(format!("{bundle:?}")) }
+        });
+    }
 }

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::envoy::{Before, Configuration, Envoy};
 use super::state::State;
-use crate::discovery::{Apply, Held, Verified};
+use crate::discovery::{Apply, Failed, Held, Verified};
 use crate::server::Policy;
 use crate::stop::{Stop, Why};
 
@@ -45,6 +45,8 @@ struct Current {
     bundle: Option<Verified>,
     /// The compiled policy and its part's digest: a change of anything else compiles nothing.
     engine: Option<(String, Arc<Engine>)>,
+    /// The same of a bundle that failed after it was compiled: it is tried again.
+    spare: Option<(String, Arc<Engine>)>,
 }
 
 // === impl Applier ===
@@ -82,7 +84,7 @@ impl Applier {
                 self.announce(bundle.kill());
                 match self.put_in_force(bundle, false).await {
                     Ok(()) => return held,
-                    Err(error) => error,
+                    Err(error) => error.to_string(),
                 }
             }
             Ok(Err(unusable)) => unusable.to_string(),
@@ -95,7 +97,7 @@ impl Applier {
         held
     }
 
-    async fn put_in_force(&self, bundle: Verified, keep: bool) -> Result<(), String> {
+    async fn put_in_force(&self, bundle: Verified, keep: bool) -> Result<(), Failed> {
         let mut current = self.current.lock().await;
         let outcome = self.load(&mut current, &bundle, keep).await;
         if outcome.is_err() && keep {
@@ -104,10 +106,12 @@ impl Applier {
         outcome
     }
 
-    async fn load(&self, current: &mut Current, bundle: &Verified, keep: bool) -> Result<(), String> {
-        let engine = self.compile(current, bundle).await?;
-        let configuration =
-            Configuration::read(bundle.envoy()).map_err(|e| format!("the part `envoy`: {e}"))?;
+    async fn load(&self, current: &mut Current, bundle: &Verified, keep: bool) -> Result<(), Failed> {
+        let engine = self.compile(current, bundle).await.map_err(Failed::ForGood)?;
+        let (_, part) = bundle.policy();
+        current.spare = Some((part.to_owned(), Arc::clone(&engine)));
+        let configuration = Configuration::read(bundle.envoy())
+            .map_err(|e| Failed::ForGood(format!("the part `envoy`: {e}")))?;
         let before = match self.envoy.configure(&configuration).await {
             Ok(before) => before,
             // What was in force before a restart is enforced, whatever Envoy says to its listeners now.
@@ -115,13 +119,13 @@ impl Applier {
                 tracing::error!(target: "sallyport::bundle", "{fault}");
                 Before::default()
             }
-            Err(fault) => return Err(fault.to_string()),
+            Err(fault) => return Err(fault.into()),
         };
         if keep && let Err(error) = self.keep(bundle).await {
             self.envoy.put_back(&before);
-            return Err(error);
+            return Err(Failed::ForNow(error));
         }
-        let (_, part) = bundle.policy();
+        current.spare = None;
         if current.engine.as_ref().is_none_or(|(held, _)| held != part) {
             self.policy.swap(Arc::clone(&engine) as Arc<dyn crate::Judge>);
         }
@@ -133,7 +137,8 @@ impl Applier {
 
     async fn compile(&self, current: &Current, bundle: &Verified) -> Result<Arc<Engine>, String> {
         let (content, part) = bundle.policy();
-        if let Some((_, engine)) = current.engine.as_ref().filter(|(held, _)| held == part) {
+        let mut compiled = current.engine.iter().chain(&current.spare);
+        if let Some((_, engine)) = compiled.find(|(held, _)| held == part) {
             return Ok(Arc::clone(engine));
         }
         let (content, name) = (content.clone(), bundle.source().name);
@@ -150,7 +155,7 @@ impl Applier {
             });
             let policy = sallyport_api::load_policy(&object.to_string()).map_err(|e| e.to_string())?;
             let engine = Engine::new(&policy.spec).map_err(|e| e.to_string())?;
-            engine.warm();
+            // Not warm yet: `swap` sees to that on a thread of its own, and enforcing waits for no pattern.
             Ok(Arc::new(engine))
         });
         compiled.await.unwrap_or_else(|_| Err("the policy can't be compiled: the compiler failed".to_owned()))
@@ -212,7 +217,7 @@ impl Apply for Applier {
         *newest = kill.cloned();
     }
 
-    fn apply(self: Arc<Self>, bundle: Verified) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> {
+    fn apply(self: Arc<Self>, bundle: Verified) -> Pin<Box<dyn Future<Output = Result<(), Failed>> + Send>> {
         Box::pin(async move { self.put_in_force(bundle, true).await })
     }
 

@@ -13,6 +13,7 @@ use serde_json::Value;
 use tokio::net::UnixStream;
 
 use super::state::replace;
+use crate::discovery::Failed;
 
 const BOOTSTRAP: &str = "envoy.json";
 const LISTENERS: &str = "lds.json";
@@ -66,6 +67,16 @@ pub(crate) enum Fault {
     Rejected(String),
     #[error("Envoy did not take the listeners within {} s", LISTENERS_TIMEOUT.as_secs())]
     Silent,
+}
+
+impl From<Fault> for Failed {
+    fn from(fault: Fault) -> Self {
+        let why = fault.to_string();
+        match fault {
+            Fault::Rejected(_) => Self::ForGood(why),
+            Fault::Write(_) | Fault::Silent => Self::ForNow(why),
+        }
+    }
 }
 
 /// Why the admin socket gave no answer.
@@ -132,8 +143,11 @@ impl Envoy {
     pub(crate) async fn configure(&self, new: &Configuration) -> Result<Before, Fault> {
         let before = Before { bootstrap: self.file(BOOTSTRAP), listeners: self.file(LISTENERS) };
         let bootstrap = json(&new.bootstrap);
-        if before.bootstrap.as_ref() != Some(&bootstrap) {
-            replace(&self.dir, BOOTSTRAP, &bootstrap)?;
+        if before.bootstrap.as_ref() != Some(&bootstrap)
+            && let Err(e) = replace(&self.dir, BOOTSTRAP, &bootstrap)
+        {
+            self.put_back(&before);
+            return Err(e.into());
         }
         let listeners = json(&new.listeners);
         if before.listeners.as_ref() == Some(&listeners) {
@@ -148,7 +162,10 @@ impl Envoy {
                 return Err(Fault::Silent);
             }
         };
-        replace(&self.dir, LISTENERS, &listeners)?;
+        if let Err(e) = replace(&self.dir, LISTENERS, &listeners) {
+            self.put_back(&before);
+            return Err(e.into());
+        }
         // One that starts later reads the file then.
         let Some(running) = running else { return Ok(before) };
         match self.taken(&running, version(&new.listeners)).await {
@@ -313,7 +330,7 @@ impl Lds {
             match name {
                 "update_success" => lds.taken = number(),
                 // What is no DiscoveryResponse fails before it can be rejected.
-                "update_rejected" | "update_failure" => lds.rejected += number(),
+                "update_rejected" | "update_failure" => lds.rejected = lds.rejected.saturating_add(number()),
                 "version_text" => value.trim().trim_matches('"').clone_into(&mut lds.version),
                 _ => {}
             }
@@ -370,5 +387,21 @@ mod tests {
                     envoy_http_ext_proc_streams_started{a=\"b\"} 1\n\
                     # TYPE envoy_runtime_load_success counter\nenvoy_runtime_load_success{} 1\n";
         assert_eq!(families(page).lines().count(), 2);
+    }
+
+    #[test]
+    fn bent_parts_and_pages_are_read_or_refused() {
+        let part = br#"{"bootstrap":{"node":{"id":"x"}},"listeners":{"version_info":"1","resources":[{"address":{"socket_address":{"address":"::"}}}]}}"#;
+        let stats = b"listener_manager.lds.update_success: 3\nlistener_manager.lds.version_text: \"v2\"\n";
+        let words = [b"\"resources\":".to_vec(), b"18446744073709551615".to_vec()];
+        sallyport_fuzz::fuzz("envoy", &[part.to_vec(), stats.to_vec()], &words, |bytes| {
+            if let Ok(mut configuration) = serde_json::from_slice::<Configuration>(bytes) {
+                configuration.leave_out_ipv6();
+                version(&configuration.listeners);
+            }
+            let text = String::from_utf8_lossy(bytes);
+            Lds::parse(&text);
+            if families(&text).len() > text.len() + 1 { Err("more than there was".into()) } else { Ok(()) }
+        });
     }
 }

@@ -14,6 +14,7 @@ mod support;
 mod operator;
 mod pod;
 
+use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
 
 use operator::*;
@@ -432,4 +433,93 @@ async fn who_sits_on_the_port_for_metrics_does_not_keep_the_filter_from_running(
     drop(squatter);
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert_eq!(pod.http("/ready").await.0, 200);
+}
+
+#[tokio::test]
+async fn a_fault_that_passes_is_tried_again_while_the_bundle_is_the_newest() {
+    let (_, operator, pod) = started().await;
+    let good = allowing("a.test");
+    operator.offer(good.clone());
+    operator.acked(&good).await;
+
+    // What is written first can't be: a directory is in its way.
+    let obstacle = pod.path("state/.bundle.pb.new");
+    std::fs::create_dir(&obstacle).unwrap();
+    let next = allowing("b.test");
+    operator.offer(next.clone());
+    assert!(operator.nacked(&next).await.contains("can't be kept"));
+    assert_eq!(outcome(&pod, "a.test").await, "passes", "what was in force still is");
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    let nacks = operator.told().iter().filter(|t| matches!(t, Told::Nack(..))).count();
+    assert_eq!(nacks, 1, "said once");
+    std::fs::remove_dir(&obstacle).unwrap();
+    operator.acked(&next).await;
+    assert_eq!(outcome(&pod, "b.test").await, "passes");
+    assert_eq!(operator.hellos().len(), 1, "on the same stream");
+
+    // One that another took the place of is not tried again.
+    std::fs::create_dir(&obstacle).unwrap();
+    let late = allowing("c.test");
+    operator.offer(late.clone());
+    operator.nacked(&late).await;
+    let newest = bundle(&json!({"egres": {}}), &json!({"bootstrap": {}, "listeners": {}}));
+    operator.offer(newest.clone());
+    operator.nacked(&newest).await;
+    std::fs::remove_dir(&obstacle).unwrap();
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert_eq!(outcome(&pod, "b.test").await, "passes");
+    assert_eq!(outcome(&pod, "c.test").await, "egress_denied");
+}
+
+#[tokio::test]
+async fn listeners_that_a_silent_envoy_did_not_take_are_given_to_it_once_it_speaks() {
+    let (_, operator, pod) = started().await;
+    let good = allowing("a.test");
+    operator.offer(good.clone());
+    operator.acked(&good).await;
+    // It accepts connections, and never answers.
+    let socket = tokio::net::UnixListener::bind(pod.path("run/admin.sock")).unwrap();
+    let listeners = json!({"version_info": "2", "resources": []});
+    let next = bundle(&spec("b.test"), &json!({"bootstrap": {"node": {"id": "x"}}, "listeners": listeners}));
+    operator.offer(next.clone());
+    assert!(operator.nacked(&next).await.contains("did not take the listeners"));
+    assert_eq!(outcome(&pod, "a.test").await, "passes");
+    // Gone: the next one begins with the file.
+    drop(socket);
+    std::fs::remove_file(pod.path("run/admin.sock")).unwrap();
+    operator.acked(&next).await;
+    assert_eq!(outcome(&pod, "b.test").await, "passes");
+}
+
+/// What the agent can send to the metrics port, the one port of the filter's that it reaches.
+#[tokio::test]
+async fn bent_requests_to_the_metrics_port_are_answered_or_closed() {
+    let (_, operator, pod) = started().await;
+    let good = allowing("a.test");
+    operator.offer(good.clone());
+    operator.acked(&good).await;
+    let port = pod.metrics_port;
+    let bent = tokio::task::spawn_blocking(move || {
+        let seeds = ["/metrics", "/ready", "/ready/envoy"].map(|path| {
+            format!("GET {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{{}}")
+                .into_bytes()
+        });
+        let words =
+            ["\r\n", "transfer-encoding: chunked\r\n", "expect: 100-continue\r\n", "PRI * HTTP/2.0\r\n"];
+        let words = words.map(|word| word.as_bytes().to_vec());
+        sallyport_fuzz::fuzz("metrics", &seeds, &words, |bytes| {
+            let start = Instant::now();
+            let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).map_err(|e| e.to_string())?;
+            // A peer that has closed already is an answer.
+            if stream.write_all(bytes).is_ok() {
+                let _ = stream.shutdown(std::net::Shutdown::Write);
+            }
+            let _ = stream.read_to_end(&mut Vec::new());
+            if start.elapsed() > Duration::from_secs(5) { Err("it hangs".to_owned()) } else { Ok(()) }
+        });
+    });
+    bent.await.unwrap();
+    assert_eq!(pod.http("/ready").await.0, 200);
+    assert_eq!(outcome(&pod, "a.test").await, "passes");
+    assert!(!pod.log().contains("panicked"));
 }

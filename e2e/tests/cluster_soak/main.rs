@@ -12,7 +12,7 @@ mod traffic;
 
 use std::time::{Duration, Instant};
 
-use sallyport_e2e::cluster::{Namespace, SYSTEM, await_within, kubectl, resident_kib, usual_spec};
+use sallyport_e2e::cluster::{Namespace, SYSTEM, await_within, kubectl, resident_kib};
 use sallyport_e2e::subscribers::micros;
 use serde_json::json;
 

@@ -11,10 +11,13 @@ use sallyport_e2e::messages::chat;
 /// Bytes of the large prompts.
 const LARGE: usize = 8 << 10;
 
+/// How many calls there were, and what was wrong.
+type Calls = (usize, Vec<String>);
+
 /// Calls until it is stopped, each kind on a thread of its own.
 pub(crate) struct Traffic {
     stop: Arc<AtomicBool>,
-    threads: Vec<(&'static str, JoinHandle<(usize, Vec<String>)>)>,
+    threads: Vec<(&'static str, JoinHandle<Calls>)>,
 }
 
 impl Traffic {
@@ -60,7 +63,7 @@ fn spawn(
     pod: &Pod,
     call: Call,
     good: impl Fn(&Answer) -> bool + Send + 'static,
-) -> JoinHandle<(usize, Vec<String>)> {
+) -> JoinHandle<Calls> {
     let (stop, agent) = (Arc::clone(stop), pod.agent.clone());
     std::thread::spawn(move || {
         let (mut calls, mut wrong) = (0, Vec::new());

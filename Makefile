@@ -9,7 +9,7 @@ RELEASE_BINS = -p sallyport -p sallyport-extproc -p sallyport-e2e
 CLUSTER_BINS = $(RELEASE_BINS) -p sallyport-operator
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build envoy test cluster cluster-down kind kind-down fuzz preflight clean
+.PHONY: help demo build envoy test soak cluster cluster-down kind kind-down fuzz preflight clean
 
 help: ## this list
 	@printf 'Sallyport: inspects what AI agents send and receive.\n\n'
@@ -34,6 +34,9 @@ envoy: ## fetch the Envoy that Sallyport is tested with, into .cache
 
 test: ## every test, the ones against the real Envoy and a real Kubernetes included
 	@CARGO='$(CARGO)' tools/test
+
+soak: ## a thousand subscribers of the operator and minutes of traffic, in a real Kubernetes
+	@CARGO='$(CARGO)' tools/soak
 
 cluster: ## a real Kubernetes of one node on this machine, with Sallyport and a guarded agent
 	@printf '[1/5] checking what is needed\n'

@@ -2,13 +2,11 @@
 //! acknowledgements, without the pod.
 //!
 //! `sallyport-e2e-subscribers ADDRESS SERVER-NAME CA-FILE TOKENS-FILE` subscribes once for each line of the
-//! tokens' file and prints one line per event: `ready N`, `bundle DIGEST MICROS-SINCE-EPOCH`, `ended REASON`.
-//! A stream that ends is begun again, with the sidecar's own back-off.
+//! tokens' file and prints one line per event: `bundle DIGEST MICROS-SINCE-EPOCH`, `back MICROS-SINCE-EPOCH` when
+//! a stream began again, `ended REASON`. A stream that ends is begun again with the sidecar's own pauses.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, bail};
@@ -16,14 +14,8 @@ use sallyport_proto::discovery::{Ack, DiscoveryClient, Hello, Request, Response,
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
-
-#[derive(Clone)]
-struct Target {
-    endpoint: Endpoint,
-    first: Arc<AtomicUsize>,
-    count: usize,
-}
 
 /// Runs until it is killed.
 pub fn main(args: &[String]) -> anyhow::Result<()> {
@@ -37,35 +29,48 @@ pub fn main(args: &[String]) -> anyhow::Result<()> {
     let tls = ClientTlsConfig::new().ca_certificate(authorities).domain_name(name.as_str());
     let endpoint = Endpoint::from_shared(format!("https://{address}"))?
         .tls_config(tls)?
-        .connect_timeout(Duration::from_secs(10));
-    let target = Target { endpoint, first: Arc::default(), count: tokens.len() };
+        .connect_timeout(Duration::from_secs(5))
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(Duration::from_secs(20))
+        .keep_alive_timeout(Duration::from_secs(10))
+        .keep_alive_while_idle(true);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut all = tokio::task::JoinSet::new();
         for token in tokens {
-            all.spawn(keep_subscribed(target.clone(), token));
+            all.spawn(keep_subscribed(endpoint.clone(), token));
         }
         while all.join_next().await.is_some() {}
     });
     Ok(())
 }
 
-async fn keep_subscribed(target: Target, token: String) {
+async fn keep_subscribed(endpoint: Endpoint, token: String) {
     let mut in_force = String::new();
-    let mut wait = 1.0;
+    let mut failures = 0;
     loop {
-        let had = !in_force.is_empty();
-        if let Err(e) = subscribe(&target, &token, &mut in_force, had).await {
-            say(&format!("ended {e:#}"));
+        let (mut begun, mut asked) = (false, None);
+        if let Err(e) = subscribe(&endpoint, &token, &mut in_force, &mut begun).await {
+            asked = e.downcast_ref::<Status>().and_then(retry_after);
+            say(&format!("ended {}", reason(&e)));
         }
-        // As the sidecar does: 1 to 30 s, with full jitter.
-        tokio::time::sleep(Duration::from_secs_f64(fraction() * wait)).await;
-        wait = (wait * 2.0_f64).min(30.0);
+        // As the sidecar does: within a second after a stream that was of use, else 1 to 30 s with full jitter,
+        // and never before it was asked to come.
+        let most = if begun { 1 } else { 30.min(1_u32 << failures.min(5)) };
+        failures = if begun { 0 } else { failures + 1 };
+        let jitter = Duration::from_secs(u64::from(most)).mul_f64(fraction());
+        let pause = asked.map_or(jitter, |asked: Duration| asked + jitter.min(Duration::from_secs(1)));
+        tokio::time::sleep(pause).await;
     }
 }
 
-async fn subscribe(target: &Target, token: &str, in_force: &mut String, had: bool) -> anyhow::Result<()> {
-    let channel = target.endpoint.connect().await.context("no connection")?;
+async fn subscribe(
+    endpoint: &Endpoint,
+    token: &str,
+    in_force: &mut String,
+    begun: &mut bool,
+) -> anyhow::Result<()> {
+    let channel = endpoint.connect().await.context("no connection")?;
     let (sender, receiver) = mpsc::channel(4);
     let hello = Hello {
         version: env!("CARGO_PKG_VERSION").into(),
@@ -78,20 +83,31 @@ async fn subscribe(target: &Target, token: &str, in_force: &mut String, had: boo
     let mut request = tonic::Request::new(ReceiverStream::new(receiver));
     request.metadata_mut().insert("authorization", format!("Bearer {token}").parse()?);
     let mut answers = DiscoveryClient::new(channel).subscribe(request).await?.into_inner();
-    if had {
-        say("again");
+    *begun = true;
+    if !in_force.is_empty() {
+        say(&format!("back {}", micros()));
     }
     while let Some(answer) = answers.next().await {
         let Some(Response::Bundle(bundle)) = answer?.kind else { continue };
-        say(&format!("bundle {} {}", bundle.digest, micros()));
-        let new = in_force.is_empty();
         in_force.clone_from(&bundle.digest);
         sender.send(SubscribeRequest { kind: Some(Request::Ack(Ack { digest: bundle.digest })) }).await?;
-        if new && target.first.fetch_add(1, Ordering::Relaxed) + 1 == target.count {
-            say(&format!("ready {}", target.count));
-        }
+        say(&format!("bundle {in_force} {}", micros()));
     }
     bail!("the operator ended the stream")
+}
+
+/// How long the operator asks to stay away.
+fn retry_after(status: &Status) -> Option<Duration> {
+    status.metadata().get("retry-after")?.to_str().ok()?.parse().ok().map(Duration::from_secs)
+}
+
+/// Without what differs from one subscriber to the next, so that reasons can be counted.
+fn reason(error: &anyhow::Error) -> String {
+    match error.downcast_ref::<Status>() {
+        Some(status) if status.code() == tonic::Code::ResourceExhausted => "told to come later".into(),
+        Some(status) => format!("{:?}: {}", status.code(), status.message()),
+        None => error.to_string(),
+    }
 }
 
 /// Microseconds since the epoch: one clock for every process of the machine.

@@ -15,6 +15,14 @@ pub fn file_in(pod: &Value, container: &str, path: &str) -> std::io::Result<Stri
     std::fs::read_to_string(format!("/proc/{}/root{path}", pid.as_raw_nonzero()))
 }
 
+/// Resident memory of a container's first process, in KiB.
+pub fn resident_kib(pod: &Value, container: &str) -> Option<u64> {
+    let pid = pid(pod, container)?.as_raw_nonzero();
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
+    line.trim().trim_end_matches(" kB").parse().ok()
+}
+
 /// The process whose control group is the container's and whose parent is not.
 fn pid(pod: &Value, container: &str) -> Option<Pid> {
     let status = &pod["status"];

@@ -6,6 +6,8 @@
 //! whether what is checked in is stale. Bodies and header values are [`bytes::Bytes`]: they pass from the
 //! frame they came in to the frame they leave in without a copy.
 
+mod codec;
+
 #[rustfmt::skip]
 #[allow(clippy::all, clippy::pedantic, dead_code, missing_docs, rust_2018_idioms, unreachable_pub)]
 #[path = "generated/mod.rs"]

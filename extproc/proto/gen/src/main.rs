@@ -28,6 +28,9 @@ const BYTES: [&str; 6] = [
     "sallyport.discovery.v1alpha1.Part.content",
 ];
 
+/// What the generator calls discovery's codec, and what it is.
+const CODEC: (&str, &str) = ("tonic_prost::ProstCodec", "crate::codec::Resting");
+
 fn main() -> Result<()> {
     let out: PathBuf = std::env::args_os().nth(1).context("usage: sallyport-proto-gen OUT_DIR")?.into();
     let protos = proto_tree()?;
@@ -51,6 +54,11 @@ fn main() -> Result<()> {
         .out_dir(&out)
         .include_file("mod.rs")
         .compile_fds_with_config(files, config)?;
+    // Only one service has another codec, and the generator takes one for all.
+    let discovery = out.join("sallyport.discovery.v1alpha1.rs");
+    let code = std::fs::read_to_string(&discovery)?;
+    anyhow::ensure!(code.contains(CODEC.0), "{} is not in the generated code", CODEC.0);
+    std::fs::write(&discovery, code.replace(CODEC.0, CODEC.1))?;
     Ok(())
 }
 

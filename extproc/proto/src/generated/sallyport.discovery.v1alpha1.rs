@@ -207,7 +207,7 @@ pub mod discovery_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::Resting::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/sallyport.discovery.v1alpha1.Discovery/Subscribe",
             );
@@ -359,7 +359,7 @@ pub mod discovery_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SubscribeSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::Resting::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,

@@ -6,7 +6,9 @@
 
 use std::convert::Infallible;
 use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -58,6 +60,15 @@ pub enum Task {
     Resolve(String),
     /// A file's content.
     Read(String),
+    /// The names in a directory, sorted.
+    List(String),
+    /// Listens on a port of the pod, TCP and UDP, and answers whatever comes; what came in this time.
+    Hear {
+        /// The port.
+        port: u16,
+        /// How long.
+        during: Duration,
+    },
     /// The environment.
     Environment,
 }
@@ -147,7 +158,7 @@ fn run(task: &Task) -> io::Result<Outcome> {
             Outcome::Bytes(got, closed.is_some())
         }
         Task::Udp { address, send, deadline } => {
-            let socket = UdpSocket::bind("0.0.0.0:0")?;
+            let socket = UdpSocket::bind(if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
             socket.set_read_timeout(Some(*deadline))?;
             socket.send_to(send, address)?;
             let mut buffer = vec![0; 64 << 10];
@@ -161,12 +172,95 @@ fn run(task: &Task) -> io::Result<Outcome> {
                 (name.as_str(), 80).to_socket_addrs()?.map(|a| a.ip().to_string()).collect();
             Outcome::Text(addresses.join(" "))
         }
-        Task::Read(path) => Outcome::Text(std::fs::read_to_string(path)?),
+        // Not as UTF-8: a process' arguments may be any bytes.
+        Task::Read(path) => Outcome::Text(String::from_utf8_lossy(&std::fs::read(path)?).into_owned()),
+        Task::List(path) => {
+            let mut names = std::fs::read_dir(path)?
+                .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+                .collect::<io::Result<Vec<_>>>()?;
+            names.sort();
+            Outcome::Text(names.join("\n"))
+        }
+        Task::Hear { port, during } => {
+            let ear = Ear::listen(SocketAddr::from(([0, 0, 0, 0], *port)))?;
+            std::thread::sleep(*during);
+            Outcome::Text(ear.heard())
+        }
         Task::Environment => {
             let pairs: Vec<_> = std::env::vars().map(|(k, v)| format!("{k}={v}")).collect();
             Outcome::Text(pairs.join("\n"))
         }
     })
+}
+
+/// Listens on one port, TCP and UDP, keeps what comes and answers it with [`HEARD`].
+#[derive(Debug)]
+pub struct Ear {
+    heard: Arc<Mutex<Vec<u8>>>,
+    closed: Arc<AtomicBool>,
+}
+
+/// What an [`Ear`] answers.
+pub const HEARD: &[u8] = b"HEARD\n";
+
+impl Ear {
+    /// Listens until this value goes.
+    pub fn listen(address: SocketAddr) -> io::Result<Self> {
+        const TURN: Duration = Duration::from_millis(100);
+        let tcp = TcpListener::bind(address)?;
+        let udp = UdpSocket::bind(address)?;
+        tcp.set_nonblocking(true)?;
+        udp.set_read_timeout(Some(TURN))?;
+        let ear = Self { heard: Arc::default(), closed: Arc::default() };
+        let (heard, closed) = (Arc::clone(&ear.heard), Arc::clone(&ear.closed));
+        std::thread::spawn(move || {
+            while !closed.load(Ordering::Relaxed) {
+                let Ok((stream, _)) = tcp.accept() else {
+                    std::thread::sleep(TURN / 10);
+                    continue;
+                };
+                let heard = Arc::clone(&heard);
+                std::thread::spawn(move || hear(stream, &heard));
+            }
+        });
+        let (heard, closed) = (Arc::clone(&ear.heard), Arc::clone(&ear.closed));
+        std::thread::spawn(move || {
+            let mut buffer = vec![0; 64 << 10];
+            while !closed.load(Ordering::Relaxed) {
+                if let Ok((n, from)) = udp.recv_from(&mut buffer) {
+                    keep(&heard, &buffer[..n]);
+                    let _ = udp.send_to(HEARD, from);
+                }
+            }
+        });
+        Ok(ear)
+    }
+
+    /// Everything that came.
+    pub fn heard(&self) -> String {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&heard).into_owned()
+    }
+}
+
+impl Drop for Ear {
+    fn drop(&mut self) {
+        self.closed.store(true, Ordering::Relaxed);
+    }
+}
+
+fn keep(heard: &Mutex<Vec<u8>>, bytes: &[u8]) {
+    heard.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+}
+
+fn hear(mut stream: TcpStream, heard: &Mutex<Vec<u8>>) {
+    let _ = stream.set_nonblocking(false);
+    let _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
+    let _ = stream.write_all(HEARD);
+    let mut buffer = [0; 16 << 10];
+    while let Ok(n @ 1..) = stream.read(&mut buffer) {
+        keep(heard, &buffer[..n]);
+    }
 }
 
 /// An agent in a pod, as a test sees it.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 pub use kubectl::{Output, helm, kubectl, kubectl_input, shell};
 pub use namespace::{Namespace, Pod, agent_image, usual_spec};
-pub use process::{resident_kib, signal};
+pub use process::{file_in, resident_kib, signal};
 
 /// How long anything in the cluster may take before the test gives up: images are on the node, so a pod
 /// starts in seconds; a loaded machine gets many times that.
@@ -57,10 +57,16 @@ pub fn install() {
 
 /// Upgrades both charts, as docs/install.md says.
 pub fn upgrade() {
+    upgrade_with(&[]);
+}
+
+/// As [`upgrade`], with more arguments for the main chart.
+pub fn upgrade_with(more: &[&str]) {
     helm(&["upgrade", "sallyport-crds", "charts/sallyport-crds", "--wait"]).expect("the CRDs");
-    if let Err(e) =
-        helm(&["upgrade", "sallyport", "charts/sallyport", "-n", SYSTEM, "--wait", "--timeout", "180s"])
-    {
+    let mut args =
+        vec!["upgrade", "sallyport", "charts/sallyport", "-n", SYSTEM, "--wait", "--timeout", "180s"];
+    args.extend(more);
+    if let Err(e) = helm(&args) {
         panic!("{e}\n{}", state_of(SYSTEM));
     }
     await_operator();

@@ -73,9 +73,15 @@ impl Namespace {
         self.apply_text(&manifest.to_string())
     }
 
-    /// Applies a manifest here, as text.
+    /// Applies a manifest here, as text. Where the operator says that it is busy, it is asked again, as it
+    /// wants: on a loaded machine a debug build takes seconds for a policy.
     pub fn apply_text(&self, manifest: &str) -> Result<Output, Failed> {
-        kubectl_input(&["apply", "-n", &self.name, "-f", "-"], manifest)
+        const TIMES: usize = 5;
+        let apply = || kubectl_input(&["apply", "-n", &self.name, "-f", "-"], manifest);
+        let busy = |result: &Result<Output, Failed>| {
+            result.as_ref().is_err_and(|e| e.said.contains("compile") && e.said.contains("try again"))
+        };
+        (1..TIMES).map(|_| apply()).find(|result| !busy(result)).unwrap_or_else(apply)
     }
 
     /// Applies a policy with this spec.

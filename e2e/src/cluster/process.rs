@@ -17,6 +17,12 @@ pub fn resident_kib(pod: &Value, container: &str) -> Option<u64> {
     line.trim().trim_end_matches(" kB").parse().ok()
 }
 
+/// A file as a container sees it, read from the node.
+pub fn file_in(pod: &Value, container: &str, path: &str) -> std::io::Result<String> {
+    let pid = pid(pod, container).ok_or_else(|| std::io::Error::other("no such process"))?;
+    std::fs::read_to_string(format!("/proc/{}/root{path}", pid.as_raw_nonzero()))
+}
+
 /// The process whose control group is the container's and whose parent is not.
 fn pid(pod: &Value, container: &str) -> Option<Pid> {
     let status = &pod["status"];

@@ -6,7 +6,10 @@
 
 mod admission;
 mod api;
+mod bypass;
 mod failures;
+mod injection;
 mod journey;
+mod metrics;
 mod policy;
 mod traffic;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow, bail};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{LimitRange, Pod};
 use sallyport_api::AgentPolicyObject;
 use sallyport_plan::inject::{Facts, Images, InjectSettings, Outcome, inject};
 use serde_json::Value;
@@ -36,6 +36,13 @@ pub(crate) struct Given {
     /// The pod, or a workload (Deployment, Job, ...) whose template is taken; `-` is standard input
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     file: PathBuf,
+    #[command(flatten)]
+    around: Around,
+}
+
+/// A pod's surroundings, from files.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Around {
     /// AgentPolicy files of the pod's namespace
     #[arg(long = "policy", value_name = "FILE", num_args = 1..)]
     policies: Vec<PathBuf>,
@@ -44,22 +51,23 @@ pub(crate) struct Given {
     namespace_label: String,
     /// The operator's settings: key config.yaml of ConfigMap sallyport-config
     #[arg(long, value_name = "FILE")]
-    settings: Option<PathBuf>,
+    pub(crate) settings: Option<PathBuf>,
 }
 
-/// What [`Given`] names, read.
+/// A pod and its surroundings, read.
 pub(crate) struct Loaded {
     pub(crate) pod: Pod,
     pub(crate) policies: Vec<AgentPolicyObject>,
-    namespace: String,
-    namespace_label: String,
-    settings: InjectSettings,
+    pub(crate) namespace: String,
+    pub(crate) namespace_label: Option<String>,
+    pub(crate) limit_ranges: Vec<LimitRange>,
+    pub(crate) settings: InjectSettings,
 }
 
-impl Given {
-    /// Reads and checks the files.
-    pub(crate) fn load(&self) -> anyhow::Result<Loaded> {
-        let pod = read_pod(&self.file)?;
+impl Around {
+    /// Reads and checks the files; the pod's own is `file`.
+    pub(crate) fn load(&self, file: &Path) -> anyhow::Result<Loaded> {
+        let pod = read_pod(file)?;
         let mut policies = Vec::new();
         for path in &self.policies {
             let loaded = policy::load(path)?;
@@ -71,11 +79,13 @@ impl Given {
             None => default_settings(),
             Some(path) => parse(path, &read(path)?)?,
         };
+        let namespace_label = Some(self.namespace_label.clone());
         Ok(Loaded {
             namespace: pod.metadata.namespace.clone().unwrap_or_else(|| "default".into()),
             pod,
             policies,
-            namespace_label: self.namespace_label.clone(),
+            namespace_label,
+            limit_ranges: Vec::new(),
             settings,
         })
     }
@@ -86,9 +96,9 @@ impl Loaded {
     pub(crate) fn outcome(&self) -> Outcome {
         let facts = Facts {
             namespace: &self.namespace,
-            namespace_inject: Some(&self.namespace_label),
+            namespace_inject: self.namespace_label.as_deref(),
             policies: &self.policies,
-            limit_ranges: &[],
+            limit_ranges: &self.limit_ranges,
         };
         inject(&self.pod, &facts, &self.settings)
     }
@@ -109,7 +119,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         );
         return Ok(ExitCode::from(EXIT_BAD_INPUT));
     }
-    let loaded = args.given.load()?;
+    let loaded = args.given.around.load(&args.given.file)?;
     match loaded.outcome() {
         Outcome::Guarded(injection) => {
             for warning in &injection.warnings {
@@ -137,7 +147,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("{}: can't be read", path.display()))
 }
 
-fn parse<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> anyhow::Result<T> {
+pub(crate) fn parse<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> anyhow::Result<T> {
     serde_saphyr::from_str(text).map_err(|e| anyhow!("{}: {e}", path.display()))
 }
 
@@ -164,7 +174,7 @@ fn read_pod(path: &Path) -> anyhow::Result<Pod> {
 }
 
 /// What stands in for the operator's settings.
-fn default_settings() -> InjectSettings {
+pub(crate) fn default_settings() -> InjectSettings {
     let image = |name: &str| format!("sallyport/{name}:{}", env!("CARGO_PKG_VERSION"));
     InjectSettings {
         images: Images { extproc: image("extproc"), envoy: image("envoy"), capture: image("capture") },

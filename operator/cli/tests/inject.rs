@@ -82,3 +82,11 @@ fn explain_says_why_a_pod_to_inject_is_skipped_or_refused() {
     assert_eq!(out.status.code(), Some(1));
     assert!(said.contains("NoPolicy") && said.contains("kubectl apply"), "{said}");
 }
+
+#[test]
+fn explain_wants_a_pod_of_the_cluster_or_a_file_and_not_both() {
+    for args in ["explain pod", "explain pod bot -f pod.yaml", "explain pod bot --policy policy.yaml"] {
+        let (out, said) = run(args);
+        assert_eq!(out.status.code(), Some(2), "{args}: {said}");
+    }
+}

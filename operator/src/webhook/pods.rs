@@ -28,13 +28,20 @@ async fn mutated(admission: &Admission, request: &Request) -> Result<Answer, Ans
     let decide = |s: &Surroundings| sallyport_plan::inject(&pod, &facts(namespace, s), &admission.settings);
     let outcome = admission.cluster.known(namespace).await?.map(|s| decide(&s));
     // The index may be a moment behind a label or a policy that was just written.
+    let mut unsure = None;
     let outcome = match outcome {
         Some(guarded @ Outcome::Guarded(_)) => guarded,
         Some(refused @ Outcome::Refused(_)) => {
-            fresh(admission, namespace).await.map_or(refused, |s| decide(&s))
+            fresh(admission, namespace, &mut unsure).await.map_or(refused, |s| decide(&s))
         }
-        Some(Outcome::Skipped(_)) | None => decide(&fresh(admission, namespace).await?),
+        Some(Outcome::Skipped(_)) | None => decide(&fresh(admission, namespace, &mut unsure).await?),
     };
+    // "There is no policy" would send its author looking for what is there.
+    if let (Outcome::Refused(Refusal::NoPolicy { .. } | Refusal::PolicyNotFound { .. }), Some(busy)) =
+        (&outcome, unsure)
+    {
+        return Err(busy);
+    }
     let report = |reason: &'static str, warning: bool, note: String| {
         if !request.dry_run() {
             admission.reports.send(Report { regarding: regarding(&pod, namespace), reason, warning, note });
@@ -91,8 +98,10 @@ async fn validated(admission: &Admission, request: &Request) -> Result<Answer, A
     };
     let decided = match admission.cluster.known(namespace).await?.map(|s| decide(&s)) {
         Some(Ok(())) => Ok(()),
-        Some(Err(refusal)) => fresh(admission, namespace).await.map_or(Err(refusal), |s| decide(&s)),
-        None => decide(&fresh(admission, namespace).await?),
+        Some(Err(refusal)) => {
+            fresh(admission, namespace, &mut None).await.map_or(Err(refusal), |s| decide(&s))
+        }
+        None => decide(&fresh(admission, namespace, &mut None).await?),
     };
     Ok(match decided {
         Ok(()) => Answer::allowed("allowed", "Valid"),
@@ -101,12 +110,19 @@ async fn validated(admission: &Admission, request: &Request) -> Result<Answer, A
 }
 
 /// What the API server says now. Policies that the index does not know are compiled here, as the index
-/// will: one that can't be loaded guards no pod.
-async fn fresh(admission: &Admission, namespace: &str) -> Result<Surroundings, Answer> {
+/// will: one that can't be loaded guards no pod. Where it was not found out in time whether one can,
+/// `unsure` is the answer that says so.
+async fn fresh(
+    admission: &Admission,
+    namespace: &str,
+    unsure: &mut Option<Answer>,
+) -> Result<Surroundings, Answer> {
     let (mut surroundings, new) = admission.cluster.fresh(namespace).await?;
     for policy in new.into_iter().take(MOST_NEW) {
-        if policies::compile(admission, policy.spec.clone()).await.is_ok() {
-            surroundings.policies.push(policy);
+        match policies::compile(admission, policy.spec.clone()).await {
+            Ok(()) => surroundings.policies.push(policy),
+            Err(answer @ Answer::Failed { .. }) => *unsure = Some(answer),
+            Err(_) => {}
         }
     }
     Ok(surroundings)

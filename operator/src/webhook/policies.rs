@@ -85,7 +85,11 @@ pub(super) async fn compile(admission: &Admission, spec: AgentPolicySpec) -> Res
         Ok(Err(error)) => {
             Err(Answer::denied(500, "InternalError", format!("compiling the policy failed: {error}")))
         }
-        Err(_) => Err(invalid(format!("it takes longer than {} s to compile", COMPILE.as_secs()))),
+        // Mostly it is this replica that is busy, and the same policy is compiled in time a moment later.
+        Err(_) => Err(Answer::failed(
+            "Busy",
+            format!("it takes longer than {} s to compile; try again", COMPILE.as_secs()),
+        )),
     }
 }
 

@@ -222,12 +222,15 @@ fn certificates(s: &Snapshot) -> Found {
         Ok(all) => all,
         Err(found) => return found,
     };
+    // The metric is the instant of the end, in seconds since 1970.
+    let now = Timestamp::now().as_second() as f64;
     let mut near = Vec::new();
     let mut least = f64::INFINITY;
     for (pod, metrics) in all {
         for (kind, limit) in [("ca", LEAST_CA_SECONDS), ("serving", LEAST_SERVING_SECONDS)] {
             let label = format!("certificate=\"{kind}\"");
-            match metrics.least("sallyport_operator_certificate_expiry_seconds", &label) {
+            let end = metrics.least("sallyport_operator_certificate_expiry_seconds", &label);
+            match end.map(|end| end - now) {
                 Some(left) if left < limit => near.push(format!("{pod}: {kind} ends in {left:.0} s")),
                 Some(left) => least = least.min(left),
                 None => near.push(format!("{pod} says nothing of {kind}")),
@@ -524,12 +527,20 @@ mod tests {
             metrics: Ok(super::super::metrics::Metrics::parse(text)),
             skew: Some(skew),
         };
+        let now = Timestamp::now().as_second();
+        let ends = |ca: i64, serving: i64| {
+            format!(
+                "sallyport_operator_certificate_expiry_seconds{{certificate=\"ca\"}} {}\n\
+                 sallyport_operator_certificate_expiry_seconds{{certificate=\"serving\"}} {}\n",
+                now + ca,
+                now + serving
+            )
+        };
+        let year = 365 * 86_400;
+        let fine = Snapshot { operators: vec![scrape(&ends(year, 80_000), 0)], ..Snapshot::default() };
+        assert_eq!(state("certificates", &fine), "ok");
         let s = Snapshot {
-            operators: vec![scrape(
-                "sallyport_operator_certificate_expiry_seconds{certificate=\"ca\"} 100\n\
-                 sallyport_operator_certificate_expiry_seconds{certificate=\"serving\"} 80000\n",
-                90,
-            )],
+            operators: vec![scrape(&ends(100, 80_000), 90)],
             sidecars: vec![scrape("envoy_http_transparent_ext_proc_failure_mode_allowed 2\n", 0)],
             ..Snapshot::default()
         };

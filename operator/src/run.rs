@@ -1,7 +1,7 @@
 //! Starts the parts, watches over them, and stops them in order.
 //!
 //! On SIGTERM: readiness goes, so that no new work comes; the lease is given back, so that another replica
-//! writes; the listeners stay for [`LEAVE`], because the cluster's proxies take time to notice; then
+//! writes; the listeners stay for `LEAVE`, because the cluster's proxies take time to notice; then
 //! connections finish what they do. A task that ends on its own ends the process, with its name.
 
 use std::process::ExitCode;

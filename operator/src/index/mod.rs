@@ -1,6 +1,6 @@
 //! What the operator knows of the cluster, and the bundle each guarded pod shall have.
 //!
-//! Three watches (namespaces' metadata, guarded pods, policies) feed [`state`], which is pure. Policies are
+//! Three watches (namespaces' metadata, guarded pods, policies) feed `state`, which is pure. Policies are
 //! compiled on threads of their own, so one that takes long holds up no other object, and no kill switch.
 //!
 //! Every replica has an index of its own; nothing here writes to the cluster.

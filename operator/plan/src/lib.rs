@@ -1,4 +1,4 @@
-//! The pure functions of the operator: [`render`], [`inject`], [`size`].
+//! The pure functions of the operator: [`render`], [`inject()`], [`size()`].
 //!
 //! `render(policy, settings)` gives Envoy's static bootstrap as JSON. It reads no file, no clock and no
 //! environment: the same arguments give the same bytes, on a laptop (`sallyport up`) and in a pod.

@@ -48,10 +48,13 @@ fn has(text: &[u8], word: &str) -> bool {
     text.windows(word.len()).any(|w| w == word.as_bytes())
 }
 
+/// How long a scan of `STALL` takes: whatever ends sooner did not wait for it, on a busy machine too.
+pub const STALL: Duration = Duration::from_secs(6);
+
 fn verdict(text: &[u8]) -> Verdict {
     assert!(!has(text, "PANIC"), "asked to");
     if has(text, "STALL") {
-        std::thread::sleep(Duration::from_secs(2));
+        std::thread::sleep(STALL);
     }
     let (decision, code) = match () {
         () if has(text, "BLOCK") => (Decision::Block, Some(Code::PolicyDenied)),

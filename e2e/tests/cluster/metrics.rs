@@ -174,6 +174,8 @@ fn every_expression_of_the_dashboard_and_of_the_alerts_is_promql() {
         "template",
         "sallyport",
         "charts/sallyport",
+        "--namespace",
+        SYSTEM,
         "--api-versions=monitoring.coreos.com/v1",
         "--set=monitoring.prometheusRule.enabled=true",
         "--show-only=templates/alerts.yaml",

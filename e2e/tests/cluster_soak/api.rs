@@ -4,10 +4,12 @@ use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sallyport_e2e::client::{Answer, Body, Call};
 use serde_json::Value;
+
+use crate::DEADLINE;
 
 /// Calls that are under way at once. The API server has two cores, and shares them.
 const AT_ONCE: usize = 8;
@@ -47,13 +49,10 @@ impl Api {
     /// Creates something; fails if the API server does not. What a webhook that is busy, or that does not know
     /// the policy yet, turns away is said, and tried again, as any controller does.
     pub(crate) fn post(&self, path: &str, object: &Value) -> Value {
-        const TIMES: u32 = 10;
         let call = Call::post_json(self.url(path), object);
+        let start = Instant::now();
         let mut answer = call.send().unwrap();
-        for _ in 1..TIMES {
-            if answer.status != 500 && !answer.text().contains("NoPolicy") {
-                break;
-            }
+        while start.elapsed() < DEADLINE && (answer.status == 500 || answer.text().contains("NoPolicy")) {
             println!("{path}: {}", answer.json()["message"]);
             std::thread::sleep(AGAIN);
             answer = call.send().unwrap();

@@ -99,6 +99,30 @@ impl Engine {
 
     /// Decides on a request's head: URL, headers, destination.
     pub fn request_head(&self, head: &RequestHead, now: Timestamp) -> Verdict {
+        let tunnel = head.method == "CONNECT" || head.header("upgrade").is_some();
+        self.head(head, egress::allows(&self.spec.egress, head), tunnel, now)
+    }
+
+    /// Decides on a CONNECT whose bytes will be inspected: on its headers, and on whether any request to
+    /// that host and port might be allowed. Those that come through it are judged themselves.
+    pub fn request_tunnel(&self, head: &RequestHead, now: Timestamp) -> Verdict {
+        let allowed = egress::may_allow(&self.spec.egress, &head.host, Some(head.port));
+        self.head(head, allowed, false, now)
+    }
+
+    /// Decides on a TLS connection to a server of that name (lower case), whatever its port.
+    pub fn server_name(&self, name: &str, now: Timestamp) -> Verdict {
+        let head = RequestHead {
+            method: "CONNECT".into(),
+            scheme: "https".into(),
+            host: name.into(),
+            port: 443,
+            ..RequestHead::default()
+        };
+        self.head(&head, egress::may_allow(&self.spec.egress, name, None), false, now)
+    }
+
+    fn head(&self, head: &RequestHead, egress_allowed: bool, tunnel: bool, now: Timestamp) -> Verdict {
         let url = url_of(head);
         let mut ex = Extracted::default();
         ex.structural.extend(url_structure(&url));
@@ -113,14 +137,7 @@ impl Engine {
             }
         }
         header_segments(&mut ex, &head.headers);
-        let frame = Frame {
-            direction: Direction::Request,
-            head,
-            status: 0,
-            egress_allowed: egress::allows(&self.spec.egress, head),
-            tunnel: head.method == "CONNECT" || head.header("upgrade").is_some(),
-            now,
-        };
+        let frame = Frame { direction: Direction::Request, head, status: 0, egress_allowed, tunnel, now };
         self.judge(&frame, &ex).0
     }
 
@@ -433,7 +450,7 @@ impl Engine {
                 );
             }
             Some(Code::TunnelDenied) => {
-                return "a tunnel (CONNECT or an upgrade) carries bytes that can't be inspected; call the server with plain HTTP through the proxy, or through a base URL".into();
+                return "a tunnel (CONNECT or an upgrade) carries bytes that can't be inspected; call the server without one, or through a base URL".into();
             }
             Some(Code::PolicyError) => {
                 return "a Cedar policy could not be evaluated; see `policies`".into();

@@ -51,6 +51,8 @@ pub enum Code {
     EgressDenied,
     /// The URL is malformed or longer than any honest one.
     BadUrl,
+    /// The request is for another server than its TLS connection was opened to.
+    Misdirected,
     /// A tunnel (CONNECT, upgrade) whose bytes could not be inspected.
     TunnelDenied,
     /// A body larger than `limits.maxBodyBytes`.
@@ -77,11 +79,12 @@ pub enum Code {
 
 impl Code {
     /// Every code, in the order of their declaration.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::PolicyDenied,
         Self::Held,
         Self::EgressDenied,
         Self::BadUrl,
+        Self::Misdirected,
         Self::TunnelDenied,
         Self::BodyTooLarge,
         Self::BadEncoding,
@@ -102,6 +105,7 @@ impl Code {
             Self::Held => "held",
             Self::EgressDenied => "egress_denied",
             Self::BadUrl => "bad_url",
+            Self::Misdirected => "misdirected",
             Self::TunnelDenied => "tunnel_denied",
             Self::BodyTooLarge => "body_too_large",
             Self::BadEncoding => "bad_encoding",
@@ -121,6 +125,7 @@ impl Code {
         match self {
             Self::PolicyDenied | Self::Held | Self::EgressDenied | Self::TunnelDenied | Self::Killed => 403,
             Self::BadUrl => 400,
+            Self::Misdirected => 421,
             Self::BodyTooLarge => 413,
             Self::BadEncoding => 415,
             Self::Overloaded | Self::ShuttingDown | Self::NoBundle => 503,
@@ -216,6 +221,7 @@ pub struct StreamStep {
 #[allow(missing_docs, reason = "each maps to the documented code of the same name")]
 pub enum TransportFailure {
     BadUrl,
+    Misdirected,
     TunnelDenied,
     BodyTooLarge,
     BadEncoding,
@@ -234,6 +240,10 @@ impl TransportFailure {
                 (Code::BodyTooLarge, "the body is larger than spec.limits.maxBodyBytes of the AgentPolicy")
             }
             Self::BadUrl => (Code::BadUrl, "the request names no host that can be read"),
+            Self::Misdirected => (
+                Code::Misdirected,
+                "the request's host is not the server that its TLS connection was opened to (SNI, CONNECT)",
+            ),
             Self::TunnelDenied => {
                 (Code::TunnelDenied, "the connection would become a tunnel, whose bytes can't be inspected")
             }

@@ -11,6 +11,8 @@
 //!   a longer body without a length, read while its headers wait for our answer, otherwise fills Envoy's
 //!   buffer before the body is asked for, and the request hangs there until `stream_idle_timeout`.
 //! * `metadata_options.receiving_namespaces.untyped: [sallyport]`, for the access log.
+//! * Where TLS is opened, delta ADS for secrets on the same socket, and gRPC initial metadata
+//!   [`TLS_METADATA`] with the attributes that [`tls::OpenedTo`] reads.
 //! * Where the listener stands for one upstream, gRPC initial metadata [`UPSTREAM_METADATA`].
 //!
 //! In a pod ([`sidecar`]) the policy comes from the operator ([`discovery`]); beside `sallyport up` it is a file.
@@ -24,6 +26,7 @@ pub mod metrics;
 pub mod noop;
 pub mod observer;
 pub mod sidecar;
+pub mod tls;
 pub mod watchdog;
 
 mod budget;
@@ -42,5 +45,5 @@ pub use head::Upstream;
 pub use judge::{Judge, Scan};
 pub use observer::{Direction, LogObserver, MessageKind, Observer, Record};
 pub use reply::{DECISION_HEADER, METADATA_NAMESPACE};
-pub use server::{Config, Policy, Server, UPSTREAM_METADATA};
+pub use server::{Config, Policy, Server, TLS_METADATA, UPSTREAM_METADATA};
 pub use stop::{Stop, Why};

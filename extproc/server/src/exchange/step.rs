@@ -14,6 +14,7 @@ use crate::judge::{Job, Judge, Judged, Scan, guarded};
 use crate::observer::{Direction, Observer};
 use crate::stop::Stop;
 use crate::tally::{Subject, Tally};
+use crate::tls::Inside;
 
 /// What an exchange needs from the process it runs in, and from the listener it came through.
 #[derive(Clone)]
@@ -26,6 +27,8 @@ pub struct Context {
     pub budget: Arc<Budget>,
     /// The destination, where the listener and not the client names it.
     pub upstream: Option<Upstream>,
+    /// What the listener's requests come through.
+    pub inside: Inside,
     /// What blocks every message, whatever the judge would say.
     pub stop: Arc<Stop>,
 }

@@ -1,6 +1,7 @@
 //! The listeners: an explicit HTTP proxy, and one listener per base URL.
 //!
-//! No tunnel is opened on any of them, because its bytes could not be inspected. CONNECT and websocket are
+//! No tunnel is opened whose bytes could not be inspected. On the proxy CONNECT leads into a listener inside
+//! Envoy that speaks TLS and nothing else ([`crate::tls`]). Elsewhere CONNECT, and websocket everywhere, are
 //! let in as far as the filter, so that an attempt leaves a receipt; after it stands a route that never
 //! forwards, for a filter that only observes or is down. Every other upgrade Envoy refuses by itself.
 
@@ -11,6 +12,7 @@ use crate::cluster::{BY_NAME, base_url_name, dns_cache};
 use crate::extension;
 use crate::http::{Manager, manager};
 use crate::settings::{BaseUrl, ProxyListener, Settings};
+use crate::tls::{self, BY_NAME_TLS, Inside, TUNNEL};
 
 /// The explicit proxy.
 pub(crate) fn proxy(
@@ -20,20 +22,30 @@ pub(crate) fn proxy(
     buffer: u32,
 ) -> Value {
     const NAME: &str = "proxy";
-    let filter = by_name(spec, settings, NAME, buffer);
+    let inside = if settings.intercept_tls { Inside::Proxy } else { Inside::Clear };
+    let filter = by_name(spec, settings, NAME, inside, buffer);
     listener(NAME, &proxy.address.to_string(), proxy.port, &filter, buffer)
 }
 
+/// The inner listener, for the bytes of CONNECT.
+pub(crate) fn tunnel(spec: &AgentPolicySpec, settings: &Settings, buffer: u32) -> Value {
+    tls::tunnel_listener(&by_name(spec, settings, TUNNEL, Inside::Tunnel, buffer), buffer)
+}
+
 /// A connection manager that dials whatever host the request names, which is the host that was judged.
-fn by_name(spec: &AgentPolicySpec, settings: &Settings, name: &str, buffer: u32) -> Value {
-    let routes = json!([
-        {"match": {"connect_matcher": {}}, "direct_response": {"status": 403}},
-        no_upgrade(),
-        // `GET https://...` without a tunnel would go on in clear to a host that expects TLS.
-        {"match": {"prefix": "/", "headers": [{"name": ":scheme", "string_match": {"exact": "https"}}]},
-         "direct_response": {"status": 403}},
-        route(&json!({"cluster": BY_NAME})),
-    ]);
+fn by_name(spec: &AgentPolicySpec, settings: &Settings, name: &str, inside: Inside, buffer: u32) -> Value {
+    let no_connect = json!({"match": {"connect_matcher": {}}, "direct_response": {"status": 403}});
+    let routes = match inside {
+        Inside::Tunnel => json!([no_connect, no_upgrade(), route(&json!({"cluster": BY_NAME_TLS}))]),
+        Inside::Clear | Inside::Proxy => json!([
+            if inside == Inside::Proxy { tls::connect_route() } else { no_connect },
+            no_upgrade(),
+            // `GET https://...` without a tunnel would go on in clear to a host that expects TLS.
+            {"match": {"prefix": "/", "headers": [{"name": ":scheme", "string_match": {"exact": "https"}}]},
+             "direct_response": {"status": 403}},
+            route(&json!({"cluster": BY_NAME})),
+        ]),
+    };
     let forward = extension(
         "envoy.filters.http.dynamic_forward_proxy",
         "envoy.extensions.filters.http.dynamic_forward_proxy.v3.FilterConfig",
@@ -48,6 +60,7 @@ fn by_name(spec: &AgentPolicySpec, settings: &Settings, name: &str, buffer: u32)
             upstream: None,
             routes,
             filters: vec![forward],
+            inside,
             upgrades: json!([{"upgrade_type": "CONNECT"}, {"upgrade_type": "websocket"}]),
         },
     )
@@ -66,7 +79,7 @@ pub(crate) fn transparent(
     port: u16,
     buffer: u32,
 ) -> Value {
-    let filter = by_name(spec, settings, name, buffer);
+    let filter = by_name(spec, settings, name, Inside::Clear, buffer);
     // The first bytes decide between TLS and the rest; who sends none in time is closed, since protocols
     // where the server speaks first can't be inspected.
     json!({
@@ -79,11 +92,7 @@ pub(crate) fn transparent(
                 "envoy.extensions.filters.listener.original_dst.v3.OriginalDst",
                 json!({}),
             ),
-            extension(
-                "envoy.filters.listener.tls_inspector",
-                "envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector",
-                json!({}),
-            ),
+            tls::inspector(),
         ],
         "listener_filters_timeout": "15s",
         "continue_on_listener_filters_timeout": false,
@@ -121,6 +130,7 @@ pub(crate) fn base_url(spec: &AgentPolicySpec, settings: &Settings, base: &BaseU
             upstream: Some(&base.upstream),
             routes,
             filters: Vec::new(),
+            inside: Inside::Clear,
             upgrades: json!([{"upgrade_type": "websocket"}]),
         },
     );

@@ -16,6 +16,8 @@ pub mod codes {
     pub const BODY_TOO_LARGE: &str = "body_too_large";
     /// The upstream could not be reached, or ended before an answer.
     pub const UPSTREAM_UNAVAILABLE: &str = "upstream_unavailable";
+    /// The upstream's certificate is not one of its name, or of no authority that is trusted.
+    pub const UPSTREAM_UNTRUSTED: &str = "upstream_untrusted";
     /// A tunnel or an upgrade, whose bytes could not be inspected.
     pub const TUNNEL_DENIED: &str = "tunnel_denied";
     /// A destination that leads back to the sidecar itself.
@@ -49,6 +51,11 @@ pub(crate) fn local_reply() -> Value {
             &details("response.code_details.startsWith('rbac_access_denied')"),
             codes::EGRESS_DENIED,
             "the destination is the sidecar itself",
+        ),
+        mapper(
+            &details("response.code_details.contains('CERTIFICATE_VERIFY_FAILED')"),
+            codes::UPSTREAM_UNTRUSTED,
+            "the upstream's certificate is for another name, has expired, or comes from no trusted authority",
         ),
         mapper(
             &json!({"response_flag_filter": {"flags": [

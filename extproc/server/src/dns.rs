@@ -160,7 +160,7 @@ impl Names {
         let kind = if address.is_ipv4() { RecordType::A } else { RecordType::AAAA };
         for candidate in self.conf.candidates(host) {
             let Ok(name) = Name::from_ascii(format!("{candidate}.")) else { continue };
-            let answer = self.decide(&candidate, &name, kind).await;
+            let answer = self.decide(&candidate, &name, kind, host).await;
             if answer.is_ok_and(|a| a.code == ResponseCode::NoError) {
                 return;
             }
@@ -195,7 +195,7 @@ impl Names {
             let why = self.stop.verdict().map(|v| v.message).unwrap_or_default();
             return reply::refusal(question, ResponseCode::ServFail, Extended::NotReady, &why);
         }
-        let enforce = self.policy.current().spec().mode == Mode::Enforce;
+        let enforce = self.policy.judge().spec().mode == Mode::Enforce;
         let kind = query.query_type;
         if enforce && !KINDS.contains(&kind) {
             let why = format!("records of the type {kind} are not resolved");
@@ -204,7 +204,8 @@ impl Names {
         // Asked on in lower case: capitals carry data, too.
         let name = query.name.to_lowercase();
         let text = name.to_ascii();
-        let outcome = self.decide(text.trim_end_matches('.'), &name, kind).await;
+        let text = text.trim_end_matches('.');
+        let outcome = self.decide(text, &name, kind, text).await;
         match outcome {
             Ok(answer) => reply::answer(question, answer),
             Err(Refused::Question(v)) => {
@@ -228,9 +229,16 @@ impl Names {
         }
     }
 
-    /// Policy, cache, nameserver, policy again: in this order.
-    async fn decide(&self, text: &str, name: &Name, kind: RecordType) -> Result<Answer, Refused> {
-        let judge = self.policy.current();
+    /// Policy, cache, nameserver, policy again: in this order. `host` is what a call names that is resolved by
+    /// this question.
+    async fn decide(
+        &self,
+        text: &str,
+        name: &Name,
+        kind: RecordType,
+        host: &str,
+    ) -> Result<Answer, Refused> {
+        let judge = self.policy.judge();
         let enforce = judge.spec().mode == Mode::Enforce;
         let subject = self.subject(&*judge, text);
         let cached = lock(&self.cache).get(text, kind, Instant::now());
@@ -291,7 +299,7 @@ impl Names {
         if enforce && worst.decision.refuses() {
             return Err(Refused::Answer(worst));
         }
-        self.bind(text, &subject.name, &answer, &found);
+        self.bind([text, host, &subject.name], &answer, &found);
         Ok(answer)
     }
 
@@ -300,13 +308,13 @@ impl Names {
         forward::ask(&self.conf.nameservers, name, kind).await.map_err(Refused::Failed)
     }
 
-    /// Notes the addresses under the name that was asked, the name that the policy speaks of, and every name
-    /// that leads from the one to the other.
-    fn bind(&self, text: &str, subject: &str, answer: &Answer, found: &[(&Name, IpAddr, u32)]) {
+    /// Notes the addresses under the names that were asked for, and every name that leads from them to the
+    /// addresses.
+    fn bind(&self, asked: [&str; 3], answer: &Answer, found: &[(&Name, IpAddr, u32)]) {
         if found.is_empty() {
             return;
         }
-        let mut names = vec![text.to_owned(), subject.to_owned()];
+        let mut names = asked.map(str::to_owned).to_vec();
         for record in &answer.answers {
             if let RData::CNAME(target) = &record.data {
                 names.push(lower(&target.0));

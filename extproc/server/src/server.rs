@@ -91,7 +91,8 @@ impl Policy {
         self.0.send_replace(judge);
     }
 
-    pub(crate) fn current(&self) -> Arc<dyn Judge> {
+    /// Who decides for exchanges that begin now.
+    pub fn judge(&self) -> Arc<dyn Judge> {
         Arc::clone(&self.0.borrow())
     }
 }
@@ -231,7 +232,7 @@ impl ExternalProcessor for Service {
         let context = Context {
             captured,
             names: self.names.clone(),
-            judge: self.policy.current(),
+            judge: self.policy.judge(),
             observer: Arc::clone(&self.observer),
             budget: Arc::clone(&self.budget),
             upstream,

@@ -71,7 +71,8 @@ impl Conf {
 
     /// The cluster's own domain (`cluster.local`), from the search domain `svc.cluster.local`.
     pub fn cluster_domain(&self) -> Option<&str> {
-        self.search.iter().find_map(|s| s.strip_prefix("svc."))
+        // The shortest: a namespace may be called `svc`.
+        self.search.iter().filter_map(|s| s.strip_prefix("svc.")).min_by_key(|domain| domain.len())
     }
 
     /// The names that a stub resolver would ask for `host`, in its order.
@@ -105,6 +106,8 @@ mod tests {
         );
         assert_eq!((conf.search.len(), conf.ndots), (4, 5));
         assert_eq!(conf.cluster_domain(), Some("cluster.local"));
+        let odd = Conf::parse("search svc.svc.cluster.local svc.cluster.local cluster.local");
+        assert_eq!(odd.cluster_domain(), Some("cluster.local"));
         assert_eq!(Conf::parse("nonsense\noptions x\n").ndots, 1);
     }
 

@@ -15,7 +15,11 @@ use hickory_proto::rr::{Name, RData, RecordType};
 use nameserver::{Nameserver, name};
 use sallyport_engine::{Destination, Engine};
 use sallyport_extproc::dns::{Conf, Names};
-use sallyport_extproc::{Config, NameRecord, Observer, Record, Server};
+use sallyport_extproc::exchange::{Context, Exchange, Step};
+use sallyport_extproc::{Budget, Config, DESTINATION, METADATA_NAMESPACE, NameRecord, Observer, Record, Server};
+use sallyport_proto::ext_proc::{
+    HeaderMap, HeaderValue, HttpHeaders, Message as Part, ProcessingRequest, ProcessingResponse, Reply,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 
@@ -343,6 +347,8 @@ async fn a_call_goes_to_an_address_of_the_name_it_claims() {
     assert!(matches!(bench.lead("orders.shop.svc", "10.96.1.2").await, Destination::Bound(_)));
     let asked = bench.nameserver.asked();
     assert!(asked.contains(&"orders.shop.svc.cluster.local A".to_owned()), "{asked:?}");
+    // Also by a name that the policy does not speak of: whether it may be called is another question.
+    assert!(matches!(bench.lead("orders.shop", "10.96.1.2").await, Destination::Bound(_)));
     // Addresses as hosts are themselves.
     assert!(matches!(bench.lead("203.0.113.5", "203.0.113.5").await, Destination::Bound(_)));
     assert!(matches!(bench.lead("[2001:db8::1]", "2001:db8::1").await, Destination::Bound(_)));
@@ -449,4 +455,103 @@ async fn what_is_no_question_is_answered_as_such_or_not_at_all() {
     let length = tokio::time::timeout(PATIENCE, socket.recv(&mut buffer)).await.unwrap().unwrap();
     let answer = Message::from_vec(&buffer[..length]).unwrap();
     assert_eq!((answer.metadata.id, code(&answer)), (0x1234, ResponseCode::FormErr));
+}
+
+/// The head of a captured call, as Envoy tells it.
+fn call(host: &str, destination: Option<&str>) -> ProcessingRequest {
+    use prost_types::{Struct, Value, value::Kind};
+    let header = |(key, value): (&str, &str)| HeaderValue {
+        key: key.to_owned(),
+        raw_value: value.to_owned().into(),
+        ..HeaderValue::default()
+    };
+    let headers = [(":method", "GET"), (":scheme", "http"), (":authority", host), (":path", "/x")];
+    let headers = Some(HeaderMap { headers: headers.map(header).to_vec() });
+    let value = |text: &str| Value { kind: Some(Kind::StringValue(text.to_owned())) };
+    let fields = destination.map(|d| ("destination.address".to_owned(), value(d)));
+    let attributes = Struct { fields: fields.into_iter().collect() };
+    ProcessingRequest {
+        request: Some(Part::RequestHeaders(HttpHeaders { headers, end_of_stream: true, ..HttpHeaders::default() })),
+        attributes: [("envoy.filters.http.ext_proc".to_owned(), attributes)].into(),
+        ..ProcessingRequest::default()
+    }
+}
+
+/// Where Envoy is told to dial, or why it is not.
+fn told(answer: &ProcessingResponse) -> String {
+    use prost_types::value::Kind;
+    if let Some(Reply::ImmediateResponse(refusal)) = &answer.response {
+        let body = String::from_utf8_lossy(&refusal.body).into_owned();
+        let (_, code) = body.split_once("\"code\":\"").unwrap();
+        return code.split('"').next().unwrap().to_owned();
+    }
+    let ours = answer.dynamic_metadata.as_ref().and_then(|m| m.fields.get(METADATA_NAMESPACE)).unwrap();
+    let Some(Kind::StructValue(ours)) = &ours.kind else { panic!("{ours:?}") };
+    let Some(Kind::StringValue(address)) = &ours.fields[DESTINATION].kind else { panic!("{ours:?}") };
+    address.clone()
+}
+
+#[tokio::test]
+async fn a_captured_call_is_dialled_where_it_was_judged_and_nowhere_else() {
+    let mut rules = POLICY.replace("egress:\n", "egress:\n  platform: {podIdentity: Allow}\n");
+    rules = rules.replace("rules:\n", "rules:\n    - {hosts: [198.51.100.9, 10.1.2.3, 169.254.170.23], action: Allow}\n");
+    for mode in ["Enforce", "Observe"] {
+        let bench = Bench::new(&format!("mode: {mode}\n{rules}")).await;
+        bench.nameserver.give("api.example.com", a(1));
+        bench.nameserver.give("orders.shop.svc.cluster.local", v4("10.96.1.2"));
+        for (host, destination, enforced) in [
+            ("api.example.com", "198.51.100.1:80", "198.51.100.1:80"),
+            // The port that was judged is the port that is dialled.
+            ("api.example.com", "198.51.100.1:8080", "198.51.100.1:80"),
+            ("api.example.com:81", "[::ffff:198.51.100.1]:81", "198.51.100.1:81"),
+            ("orders.shop.svc", "10.96.1.2:80", "10.96.1.2:80"),
+            ("198.51.100.9", "198.51.100.9:80", "198.51.100.9:80"),
+            ("10.1.2.3", "10.1.2.3:80", "10.1.2.3:80"),
+            ("api.example.com", "203.0.113.5:80", "destination_not_bound"),
+            ("198.51.100.9", "203.0.113.5:80", "destination_not_bound"),
+            ("api.example.com", "169.254.169.254:80", "destination_not_bound"),
+            ("169.254.170.23", "169.254.170.23:80", "destination_denied"),
+            ("169.254.169.254", "169.254.169.254:80", "egress_denied"),
+            ("evil.example.org", "198.51.100.1:80", "egress_denied"),
+        ] {
+            let context = Context {
+                judge: bench.server.policy().judge(),
+                observer: Arc::clone(&bench.book) as Arc<dyn Observer>,
+                budget: Budget::new(1 << 20),
+                upstream: None,
+                captured: true,
+                names: Some(Arc::clone(&bench.names)),
+                stop: Arc::default(),
+            };
+            let mut exchange = Exchange::new(context);
+            let mut step = exchange.take(call(host, Some(destination)));
+            if let Step::Resolve(lookup) = step {
+                step = exchange.resolved(lookup.run(PATIENCE).await);
+            }
+            let Step::Answer(answer) = step else { panic!("{host} at {destination}: {step:?}") };
+            let original: SocketAddr = destination.parse().unwrap();
+            let original = SocketAddr::new(original.ip().to_canonical(), original.port()).to_string();
+            let wanted = if mode == "Observe" { &original } else { enforced };
+            assert_eq!(told(&answer), *wanted, "{mode}: {host} at {destination}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_captured_call_without_an_address_or_a_resolver_is_refused() {
+    let bench = Bench::new(POLICY).await;
+    for (destination, names) in [(None, true), (Some("nonsense"), true), (Some("198.51.100.1:80"), false)] {
+        let context = Context {
+            judge: bench.server.policy().judge(),
+            observer: Arc::clone(&bench.book) as Arc<dyn Observer>,
+            budget: Budget::new(1 << 20),
+            upstream: None,
+            captured: true,
+            names: names.then(|| Arc::clone(&bench.names)),
+            stop: Arc::default(),
+        };
+        let step = Exchange::new(context).take(call("api.example.com", destination));
+        let Step::Fail(code) = step else { panic!("{destination:?}: {step:?}") };
+        assert_eq!(code.as_str(), "protocol_error");
+    }
 }

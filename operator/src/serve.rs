@@ -5,7 +5,7 @@
 //! among clients; a client that takes every connection keeps others out until its idle ones are pinged away.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,11 +44,13 @@ pub struct Listener {
     pub drain: Duration,
 }
 
-/// Binds an address.
+/// Binds an address. `[::]` means both families; a machine without IPv6 listens on `0.0.0.0` instead.
 pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|e| io::Error::new(e.kind(), format!("listening on {address}: {e}")))
+    let mut bound = TcpListener::bind(address).await;
+    if bound.is_err() && address.ip() == Ipv6Addr::UNSPECIFIED {
+        bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
+    }
+    bound.map_err(|e| io::Error::new(e.kind(), format!("listening on {address}: {e}")))
 }
 
 /// Serves until told to stop, then lets connections finish.

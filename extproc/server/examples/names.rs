@@ -58,8 +58,7 @@ fn main() {
     let server = Server::bind(Config::new(dir.join("s")), engine, Arc::clone(&observer)).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let conf = Conf { nameservers: vec![address], ..Conf::default() };
-    let names =
-        Names::new(conf, &dir, server.policy(), server.stop(), observer, runtime.handle().clone());
+    let names = Names::new(conf, &dir, server.policy(), server.stop(), observer, runtime.handle().clone());
     let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     std::thread::spawn(move || runtime.block_on(names.serve(port)));
     std::thread::sleep(Duration::from_secs(1));
@@ -68,7 +67,8 @@ fn main() {
     println!("microseconds from question to answer, {QUESTIONS} questions a row, one after the other");
     println!("{:28} {:>6} {:>6} {:>6} {:>6}", "", "p50", "p99", "p99.9", "most");
     for _ in 0..3 {
-        for (what, server) in [("the nameserver itself", address), ("the resolver, from its cache", resolver)] {
+        for (what, server) in [("the nameserver itself", address), ("the resolver, from its cache", resolver)]
+        {
             let times = measure(server);
             let at = |p: f64| times[((QUESTIONS - 1) as f64 * p) as usize];
             println!("{what:28} {:>6} {:>6} {:>6} {:>6}", at(0.5), at(0.99), at(0.999), at(1.0));

@@ -33,8 +33,8 @@ use tokio::sync::Semaphore;
 
 use self::binding::Bindings;
 use self::cache::{Answer, Cache};
-pub use self::conf::{Conf, RESOLV_CONF};
 use self::conf::within;
+pub use self::conf::{Conf, RESOLV_CONF};
 use self::forward::Failed;
 use self::pace::{Excess, Pace};
 use self::reply::Extended;
@@ -231,13 +231,7 @@ impl Names {
 
     /// Policy, cache, nameserver, policy again: in this order. `host` is what a call names that is resolved by
     /// this question.
-    async fn decide(
-        &self,
-        text: &str,
-        name: &Name,
-        kind: RecordType,
-        host: &str,
-    ) -> Result<Answer, Refused> {
+    async fn decide(&self, text: &str, name: &Name, kind: RecordType, host: &str) -> Result<Answer, Refused> {
         let judge = self.policy.judge();
         let enforce = judge.spec().mode == Mode::Enforce;
         let subject = self.subject(&*judge, text);

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use sallyport_api::{AgentPolicySpec, Listed};
 use sallyport_engine::{
-    BodyVerdict, Engine, NameQuestion, Protocol, RequestHead, ResponseHead, StreamScanner, StreamStep, TransportFailure,
-    Verdict,
+    BodyVerdict, Engine, NameQuestion, Protocol, RequestHead, ResponseHead, StreamScanner, StreamStep,
+    TransportFailure, Verdict,
 };
 
 use crate::budget::Held;

@@ -45,5 +45,5 @@ pub use head::Upstream;
 pub use judge::{Judge, Scan};
 pub use observer::{Direction, LogObserver, MessageKind, NameRecord, NameSource, Observer, Record};
 pub use reply::{DECISION_HEADER, DESTINATION, METADATA_NAMESPACE};
-pub use server::{Config, Policy, Server, UPSTREAM_METADATA, CAPTURED_METADATA};
+pub use server::{CAPTURED_METADATA, Config, Policy, Server, UPSTREAM_METADATA};
 pub use stop::{Stop, Why};

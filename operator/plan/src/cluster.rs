@@ -175,9 +175,7 @@ fn address_guard(spec: &AgentPolicySpec, settings: &Settings) -> Value {
         let bits = if proxy.address.is_ipv4() { 32 } else { 128 };
         rules.push(own_listener(&proxy.address.to_string(), bits, proxy.port));
     }
-    let policy = |rules: Vec<Value>| {
-        json!({"permissions": [{"or_rules": {"rules": rules}}], "principals": [{"any": true}]})
-    };
+    let policy = |rules: Vec<Value>| json!({"permissions": [{"or_rules": {"rules": rules}}], "principals": [{"any": true}]});
     extension(
         "envoy.filters.http.upstream_rbac",
         "envoy.extensions.filters.http.rbac.v3.RBAC",

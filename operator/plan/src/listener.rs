@@ -37,10 +37,10 @@ fn dialling(spec: &AgentPolicySpec, settings: &Settings, name: &str, captured: b
     ]);
     let forward = || {
         extension(
-        "envoy.filters.http.dynamic_forward_proxy",
-        "envoy.extensions.filters.http.dynamic_forward_proxy.v3.FilterConfig",
-        json!({"dns_cache_config": dns_cache()}),
-    )
+            "envoy.filters.http.dynamic_forward_proxy",
+            "envoy.extensions.filters.http.dynamic_forward_proxy.v3.FilterConfig",
+            json!({"dns_cache_config": dns_cache()}),
+        )
     };
     // Nothing is resolved where the filter names the address.
     let filters = if captured { Vec::new() } else { vec![forward()] };

@@ -146,7 +146,11 @@ fn exclusions_pass_by_and_take_nothing_else_with_them() {
     for family in 0..net.families {
         assert_eq!(ask(&net.pod, AGENT, FAR[family], 80).as_deref(), Some("outside"));
         assert!(datagram_arrives(&net, AGENT, FAR[family], 443));
-        assert_eq!(ask_datagram(&net, AGENT, FAR[family], 53).as_deref(), Some("resolver"), "names can't be excluded");
+        assert_eq!(
+            ask_datagram(&net, AGENT, FAR[family], 53).as_deref(),
+            Some("resolver"),
+            "names can't be excluded"
+        );
         assert_eq!(ask(&net.pod, AGENT, NEAR[family], 5432).as_deref(), Some("outside"));
         assert_eq!(ask(&net.pod, AGENT, NEAR[family], 80).as_deref(), Some("sidecar"));
         assert!(!datagram_arrives(&net, AGENT, NEAR[family], 5432), "ports are TCP ports");

@@ -2,5 +2,5 @@
 
 pub(crate) mod cedar;
 pub(crate) mod egress;
-pub(crate) mod reach;
 mod memo;
+pub(crate) mod reach;

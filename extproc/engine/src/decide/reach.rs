@@ -72,7 +72,10 @@ pub(crate) fn of_peer(
     let allowed = |field: DefaultAction| field == DefaultAction::Allow;
     let address = plain(peer.address);
     let denied = |what: &str, field: &str| {
-        (Reach::Denied, format!("{host} leads to {address}, {what}; {field} of the AgentPolicy would allow it"))
+        (
+            Reach::Denied,
+            format!("{host} leads to {address}, {what}; {field} of the AgentPolicy would allow it"),
+        )
     };
     if peer.api_server {
         return if allowed(platform.kubernetes_api) {
@@ -198,15 +201,40 @@ mod tests {
     #[test]
     fn names_lead_to_public_addresses_only_in_whatever_clothes() {
         let spec = AgentPolicySpec::default();
-        for address in ["93.184.216.34", "2606:2800:220:1::1", "100.63.0.1", "172.32.0.1", "64:ff9b::5db8:d822"] {
+        for address in
+            ["93.184.216.34", "2606:2800:220:1::1", "100.63.0.1", "172.32.0.1", "64:ff9b::5db8:d822"]
+        {
             assert_eq!(reach(&spec, "a.test", peer(address)), Reach::Bound, "{address}");
         }
         for address in [
-            "127.0.0.1", "127.9.9.9", "0.0.0.0", "0.1.2.3", "169.254.169.254", "169.254.1.1", "224.0.0.1",
-            "255.255.255.255", "10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "100.100.100.200",
-            "168.63.129.16", "192.0.0.192", "::", "::1", "::7f00:1", "fe80::1", "ff02::1", "fc00::1",
-            "fd00:ec2::254", "fd00:ec2::23", "fec0::1", "::ffff:127.0.0.1", "64:ff9b::a9fe:a9fe",
-            "2002:7f00:1::", "64:ff9b:1::a00:1",
+            "127.0.0.1",
+            "127.9.9.9",
+            "0.0.0.0",
+            "0.1.2.3",
+            "169.254.169.254",
+            "169.254.1.1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "10.0.0.1",
+            "172.16.0.1",
+            "192.168.1.1",
+            "100.64.0.1",
+            "100.100.100.200",
+            "168.63.129.16",
+            "192.0.0.192",
+            "::",
+            "::1",
+            "::7f00:1",
+            "fe80::1",
+            "ff02::1",
+            "fc00::1",
+            "fd00:ec2::254",
+            "fd00:ec2::23",
+            "fec0::1",
+            "::ffff:127.0.0.1",
+            "64:ff9b::a9fe:a9fe",
+            "2002:7f00:1::",
+            "64:ff9b:1::a00:1",
         ] {
             assert_eq!(reach(&spec, "a.test", peer(address)), Reach::Denied, "{address}");
         }
@@ -251,7 +279,12 @@ mod tests {
             ("fd00:ec2::23", 80, "/v1/credentials", Reach::Platform),
             ("169.254.170.23", 8080, "/v1/credentials", Reach::Denied),
             ("169.254.170.23", 80, "/v1/other", Reach::Denied),
-            ("169.254.169.254", 80, "/computeMetadata/v1/instance/service-accounts/default/token", Reach::Platform),
+            (
+                "169.254.169.254",
+                80,
+                "/computeMetadata/v1/instance/service-accounts/default/token",
+                Reach::Platform,
+            ),
             ("169.254.169.254", 80, "/computeMetadata/v1/instance/service-accounts/../../x", Reach::Denied),
             ("169.254.169.254", 80, "/computeMetadata/v1/instance/service-accounts/%2e%2e/x", Reach::Denied),
             ("169.254.169.254", 80, "/latest/user-data", Reach::Denied),

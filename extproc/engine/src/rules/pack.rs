@@ -404,7 +404,10 @@ fn check_rule(rule: &mut Rule) -> Result<(), String> {
         parse_pattern(e).map_err(|p| format!("except: {p}"))?;
     }
     // No text shows these to a rule alone; tests of the engine do.
-    let unshowable = matches!(rule.scanner, Some(Scanner::TooManyFindings | Scanner::BrokenRule | Scanner::DnsRate | Scanner::DnsSpread));
+    let unshowable = matches!(
+        rule.scanner,
+        Some(Scanner::TooManyFindings | Scanner::BrokenRule | Scanner::DnsRate | Scanner::DnsSpread)
+    );
     if !unshowable && (rule.tests.positive.len() < 2 || rule.tests.negative.len() < 2) {
         return Err("tests: needs two positive and two negative cases at least".into());
     }

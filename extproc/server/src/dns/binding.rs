@@ -95,7 +95,8 @@ impl Bindings {
         if bound.until <= now {
             return None;
         }
-        bound.until = bound.until.max(now + LEAST_SECONDS).min(bound.answered + MOST_SECONDS).max(bound.until);
+        bound.until =
+            bound.until.max(now + LEAST_SECONDS).min(bound.answered + MOST_SECONDS).max(bound.until);
         Some(*bound)
     }
 

@@ -60,7 +60,11 @@ async fn ask_one(server: SocketAddr, name: &Name, kind: RecordType) -> Result<An
         code @ (ResponseCode::NoError | ResponseCode::NXDomain) => Ok(Answer {
             code,
             answers: answer.answers,
-            authorities: answer.authorities.into_iter().filter(|r| r.record_type() == RecordType::SOA).collect(),
+            authorities: answer
+                .authorities
+                .into_iter()
+                .filter(|r| r.record_type() == RecordType::SOA)
+                .collect(),
         }),
         code => Err(Failed::Refused(server, code)),
     }

@@ -56,7 +56,8 @@ impl Names {
                 }
             };
             let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
-            let (names, socket, question) = (Arc::clone(self), Arc::clone(&socket), buffer[..length].to_vec());
+            let (names, socket, question) =
+                (Arc::clone(self), Arc::clone(&socket), buffer[..length].to_vec());
             tokio::spawn(async move {
                 if let Some(answer) = names.answer(&question, false).await {
                     let _ = socket.send_to(&answer, client).await;

@@ -1,7 +1,7 @@
 //! What goes into an exchange and what comes out of it.
 
-use std::sync::Arc;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;

@@ -16,7 +16,9 @@ use nameserver::{Nameserver, name};
 use sallyport_engine::{Destination, Engine};
 use sallyport_extproc::dns::{Conf, Names};
 use sallyport_extproc::exchange::{Context, Exchange, Step};
-use sallyport_extproc::{Budget, Config, DESTINATION, METADATA_NAMESPACE, NameRecord, Observer, Record, Server};
+use sallyport_extproc::{
+    Budget, Config, DESTINATION, METADATA_NAMESPACE, NameRecord, Observer, Record, Server,
+};
 use sallyport_proto::ext_proc::{
     HeaderMap, HeaderValue, HttpHeaders, Message as Part, ProcessingRequest, ProcessingResponse, Reply,
 };
@@ -471,7 +473,11 @@ fn call(host: &str, destination: Option<&str>) -> ProcessingRequest {
     let fields = destination.map(|d| ("destination.address".to_owned(), value(d)));
     let attributes = Struct { fields: fields.into_iter().collect() };
     ProcessingRequest {
-        request: Some(Part::RequestHeaders(HttpHeaders { headers, end_of_stream: true, ..HttpHeaders::default() })),
+        request: Some(Part::RequestHeaders(HttpHeaders {
+            headers,
+            end_of_stream: true,
+            ..HttpHeaders::default()
+        })),
         attributes: [("envoy.filters.http.ext_proc".to_owned(), attributes)].into(),
         ..ProcessingRequest::default()
     }
@@ -494,7 +500,10 @@ fn told(answer: &ProcessingResponse) -> String {
 #[tokio::test]
 async fn a_captured_call_is_dialled_where_it_was_judged_and_nowhere_else() {
     let mut rules = POLICY.replace("egress:\n", "egress:\n  platform: {podIdentity: Allow}\n");
-    rules = rules.replace("rules:\n", "rules:\n    - {hosts: [198.51.100.9, 10.1.2.3, 169.254.170.23], action: Allow}\n");
+    rules = rules.replace(
+        "rules:\n",
+        "rules:\n    - {hosts: [198.51.100.9, 10.1.2.3, 169.254.170.23], action: Allow}\n",
+    );
     for mode in ["Enforce", "Observe"] {
         let bench = Bench::new(&format!("mode: {mode}\n{rules}")).await;
         bench.nameserver.give("api.example.com", a(1));

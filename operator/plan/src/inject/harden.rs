@@ -192,7 +192,10 @@ fn check_container(container: &Container) -> Result<(), Refusal> {
     }
     mounts(&container.name, container.volume_mounts.iter().flatten().map(|m| m.name.as_str()))?;
     for port in container.ports.iter().flatten() {
-        if [TRANSPARENT_PORT, PROXY_PORT, METRICS_PORT, DNS_PORT].iter().any(|p| i32::from(*p) == port.container_port) {
+        if [TRANSPARENT_PORT, PROXY_PORT, METRICS_PORT, DNS_PORT]
+            .iter()
+            .any(|p| i32::from(*p) == port.container_port)
+        {
             return Err(Refusal::PortCollision { container: name(), port: port.container_port });
         }
     }

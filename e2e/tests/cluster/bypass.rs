@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::time::Duration;
 
 use sallyport_e2e::agent::{Ear, HEARD, Outcome, Remote, Task};
-use sallyport_e2e::cluster::{Namespace, Pod};
+use sallyport_e2e::cluster::{Namespace, Pod, await_condition};
 use serde_json::{Value, json};
 
 /// How long an answer may take that should not come.
@@ -285,8 +285,9 @@ fn nothing_gets_out_but_through_the_filter() {
             Must::NotStatus(&["200"]),
         );
     }
-    let service = stage.text(&Task::Resolve(host.into())).unwrap();
-    let service: IpAddr = service.split_whitespace().next().unwrap().parse().unwrap();
+    let service: IpAddr = await_condition("the upstream's name resolves", || {
+        stage.text(&Task::Resolve(host.into())).ok()?.split_whitespace().next()?.parse().ok()
+    });
     http_tricks(&mut tries, there, SocketAddr::new(service, 80), host);
     let done = tries.run(&stage.guarded.agent);
 

@@ -26,10 +26,12 @@ fn guarded(name: &str, failure_policy: &str) -> Guarded {
     namespace.policy("usual", &spec).unwrap();
     let host = namespace.upstream();
     let pod = namespace.agent("agent");
-    let Outcome::Text(addresses) = pod.agent.run(&Task::Resolve(host.clone())).unwrap() else {
-        panic!("{host} does not resolve")
-    };
-    let ip = addresses.split_whitespace().next().unwrap().parse().unwrap();
+    let ip = await_condition("the upstream's name resolves", || {
+        let Outcome::Text(addresses) = pod.agent.run(&Task::Resolve(host.clone())).unwrap() else {
+            return None;
+        };
+        addresses.split_whitespace().next()?.parse().ok()
+    });
     Guarded { namespace, pod, host, address: SocketAddr::new(ip, 80) }
 }
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use sallyport_e2e::agent::{Outcome, Task};
-use sallyport_e2e::cluster::Namespace;
+use sallyport_e2e::cluster::{Namespace, await_condition};
 use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -65,6 +65,11 @@ impl Stage {
         }
     }
 
+    /// The allowed host's.
+    fn address(&self) -> IpAddr {
+        await_condition("the upstream's name resolves", || self.resolve(&self.host).ok())
+    }
+
     /// The status and the body of a call to `host` at an address.
     fn call(&self, address: SocketAddr, host: &str) -> String {
         let text = format!("GET /api/orders HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
@@ -103,7 +108,7 @@ fn whichever_nameserver_is_asked_and_how_the_policy_answers() {
     }
     println!("any nameserver, UDP and TCP: allowed names resolve, others do not exist");
     // By the pod's own stub resolver, short and long, with the pod's search domains.
-    let address = stage.resolve(&stage.host).unwrap();
+    let address = stage.address();
     let short = format!("upstream.{}", stage.namespace.name);
     assert_eq!(stage.resolve(&full).unwrap(), address);
     // Short names are not in the policy, which speaks of `*.svc`.
@@ -139,7 +144,7 @@ fn a_call_goes_to_an_address_of_the_host_it_names() {
     let stage = Stage::new("bound", &spec);
     let pod: IpAddr =
         stage.namespace.pod("upstream").unwrap()["status"]["podIP"].as_str().unwrap().parse().unwrap();
-    let address = stage.resolve(&stage.host).unwrap();
+    let address = stage.address();
     let answer = stage.call(SocketAddr::new(address, 80), &stage.host);
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     // The same server by its own address, which its service's name does not have.

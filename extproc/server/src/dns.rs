@@ -271,6 +271,9 @@ impl Names {
                     (answer, NameSource::Nameserver)
                 }
                 Err(refused) => {
+                    if let Refused::Failed(e) = &refused {
+                        tracing::warn!(target: "sallyport::name", name = text, kind = kind_text, "{e}");
+                    }
                     note(&verdict, NameSource::Failed);
                     return Err(refused);
                 }

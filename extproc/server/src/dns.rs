@@ -24,7 +24,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
-use hickory_proto::rr::{DNSClass, Name, RData, RecordType};
+use hickory_proto::rr::rdata::{A, AAAA};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use jiff::Timestamp;
 use sallyport_api::{Listed, Mode};
 use sallyport_engine::{Destination, NameQuestion, Peer, Verdict};
@@ -42,13 +43,16 @@ use crate::judge::{Judge, guarded};
 use crate::observer::{NameRecord, NameSource, Observer};
 use crate::server::Policy;
 use crate::sidecar::replace;
-use crate::stop::Stop;
+use crate::stop::{Stop, Why};
 
 const KEPT: &str = "bindings.json";
 /// How often changed bindings are written.
 const KEEP: Duration = Duration::from_secs(5);
 /// Questions that nameservers are asked at one time; an agent that asks more is told to try again.
 const MOST_ASKED: usize = 256;
+
+/// Addresses that are told while the kill switch is on; they fit into every datagram.
+const MOST_KNOWN: usize = 16;
 
 /// Record types that agents need. Others are for zones and their transfers, or are carriers of tunnels.
 const KINDS: [RecordType; 8] = [
@@ -191,9 +195,8 @@ impl Names {
         if query.query_class != DNSClass::IN {
             return plain(ResponseCode::Refused);
         }
-        if self.stop.is_thrown() {
-            let why = self.stop.verdict().map(|v| v.message).unwrap_or_default();
-            return reply::refusal(question, ResponseCode::ServFail, Extended::NotReady, &why);
+        if let Some(why) = self.stop.why() {
+            return self.stopped(question, &why);
         }
         let enforce = self.policy.judge().spec().mode == Mode::Enforce;
         let kind = query.query_type;
@@ -227,6 +230,45 @@ impl Names {
                 "too many names are being resolved; try again",
             ),
         }
+    }
+
+    /// What is answered while everything is blocked. Nobody is asked; with the kill switch on, what is known is
+    /// told all the same, so that a call gets as far as the refusal that says why.
+    fn stopped(&self, question: &Message, why: &Why) -> Message {
+        let verdict = self.stop.verdict().unwrap_or_default();
+        if *why == Why::NoBundle {
+            // It will come: "try again".
+            return reply::refusal(question, ResponseCode::ServFail, Extended::NotReady, &verdict.message);
+        }
+        let Some(query) = question.queries.first() else {
+            return reply::plain(question, ResponseCode::FormErr);
+        };
+        let text = lower(&query.name);
+        let known = lock(&self.bindings).addresses(&text, now());
+        if known.is_empty() {
+            let kind = query.query_type.to_string();
+            let record = NameRecord {
+                name: &text,
+                kind: &kind,
+                verdict: &verdict,
+                enforced: true,
+                source: NameSource::None,
+            };
+            let _ = guarded(|| self.observer.resolved(&record));
+            // As for names that are not allowed: the search through the search domains must go on.
+            return reply::refusal(question, ResponseCode::NXDomain, Extended::NotReady, &verdict.message);
+        }
+        let answers = known.into_iter().filter_map(|address| {
+            let data = match (address, query.query_type) {
+                (IpAddr::V4(a), RecordType::A) => RData::A(A(a)),
+                (IpAddr::V6(a), RecordType::AAAA) => RData::AAAA(AAAA(a)),
+                _ => return None,
+            };
+            // Not to be kept: it may be old.
+            Some(Record::from_rdata(query.name.clone(), 0, data))
+        });
+        let answers = answers.take(MOST_KNOWN).collect();
+        reply::answer(question, Answer { code: ResponseCode::NoError, answers, authorities: Vec::new() })
     }
 
     /// Policy, cache, nameserver, policy again: in this order. `host` is what a call names that is resolved by

@@ -100,6 +100,12 @@ impl Bindings {
         Some(*bound)
     }
 
+    /// Every address of a name.
+    pub(crate) fn addresses(&self, name: &str, now: i64) -> Vec<IpAddr> {
+        let bound = self.names.get(name).into_iter().flatten();
+        bound.filter(|b| b.until > now).map(|b| b.address).collect()
+    }
+
     fn forget_old(&mut self, now: i64) {
         self.names.retain(|_, bound| {
             bound.retain(|b| b.until > now);

@@ -14,6 +14,7 @@ use hickory_proto::rr::rdata::{A, AAAA, CNAME, HTTPS, SRV, TXT};
 use hickory_proto::rr::{Name, RData, RecordType};
 use nameserver::{Nameserver, name};
 use sallyport_engine::{Destination, Engine};
+use sallyport_extproc::Why;
 use sallyport_extproc::dns::{Conf, Names};
 use sallyport_extproc::exchange::{Context, Exchange, Step};
 use sallyport_extproc::{
@@ -430,10 +431,29 @@ async fn what_can_t_be_answered_is_an_error_and_not_a_name_that_is_gone() {
     let bench = Bench::with(POLICY, nameserver, conf, tempfile::tempdir().unwrap()).await;
     let answer = bench.ask("api.example.com", RecordType::A).await;
     assert_eq!((code(&answer), extended(&answer).0), (ResponseCode::ServFail, 22));
-    bench.server.stop().set(Some(sallyport_extproc::Why::Killed("namespace a".into())));
+    bench.server.stop().set(Some(Why::NoBundle));
     let answer = bench.ask("api.example.com", RecordType::A).await;
     assert_eq!((code(&answer), extended(&answer).0), (ResponseCode::ServFail, 14));
+}
+
+#[tokio::test]
+async fn with_the_kill_switch_on_nobody_is_asked_and_what_is_known_is_told() {
+    let bench = Bench::new(POLICY).await;
+    bench.nameserver.give("api.example.com", a(1));
+    bench.nameserver.give("gone.example.com", a(2));
+    bench.ask("api.example.com", RecordType::A).await;
+    bench.nameserver.asked();
+    bench.server.stop().set(Some(Why::Killed("namespace a".into())));
+    let answer = bench.ask("API.example.com", RecordType::A).await;
+    assert_eq!((code(&answer), answer.answers.len()), (ResponseCode::NoError, 1));
+    let answer = bench.ask("api.example.com", RecordType::AAAA).await;
+    assert_eq!((code(&answer), answer.answers.len()), (ResponseCode::NoError, 0));
+    let answer = bench.ask("gone.example.com", RecordType::A).await;
+    assert_eq!((code(&answer), extended(&answer).0), (ResponseCode::NXDomain, 14));
     assert!(extended(&answer).1.contains("kill switch"));
+    assert!(bench.nameserver.asked().is_empty());
+    bench.server.stop().set(None);
+    assert_eq!(bench.ask("gone.example.com", RecordType::A).await.answers.len(), 1);
 }
 
 #[tokio::test]

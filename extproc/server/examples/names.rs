@@ -2,7 +2,14 @@
 //! `docs/benchmarks`.
 //!
 //!     cargo run --release -p sallyport-extproc --example names
-#![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used, clippy::panic)]
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    dead_code,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::cast_sign_loss
+)]
 
 #[path = "../tests/names/nameserver.rs"]
 mod nameserver;

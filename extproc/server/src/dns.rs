@@ -389,8 +389,7 @@ impl Names {
             };
             consider(short);
             let mut host = short;
-            while let Some((label, rest)) = host.split_once('.').filter(|(l, _)| l.starts_with('_')) {
-                let _ = label;
+            while let Some((_, rest)) = host.split_once('.').filter(|(l, _)| l.starts_with('_')) {
                 host = rest;
             }
             if host.len() < short.len() {

@@ -96,9 +96,10 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()> + Send) ->
         names_ended = Some(ended);
     }
     let names_ended = async {
-        match names_ended {
-            Some(ended) => drop(ended.await),
-            None => std::future::pending().await,
+        if let Some(ended) = names_ended {
+            let _ = ended.await;
+        } else {
+            std::future::pending::<()>().await;
         }
     };
 

@@ -143,11 +143,11 @@ fn plain(address: IpAddr) -> IpAddr {
     let s = v6.segments();
     let v4 = |high: u16, low: u16| IpAddr::V4(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)));
     match s {
-        // IPv4-mapped, NAT64, and NAT64 of RFC 8215.
-        [0, 0, 0, 0, 0, 0xffff, h, l] | [0x64, 0xff9b, 0, 0, 0, 0, h, l] => v4(h, l),
-        [0x64, 0xff9b, 1, .., h, l] => v4(h, l),
-        // 6to4.
-        [0x2002, h, l, ..] => v4(h, l),
+        // IPv4-mapped, NAT64 of RFC 6052 and of RFC 8215, and 6to4.
+        [0, 0, 0, 0, 0, 0xffff, h, l]
+        | [0x64, 0xff9b, 0, 0, 0, 0, h, l]
+        | [0x64, 0xff9b, 1, .., h, l]
+        | [0x2002, h, l, ..] => v4(h, l),
         _ => address,
     }
 }
@@ -167,8 +167,12 @@ fn network(address: IpAddr) -> Option<Network> {
             [169, 254, ..] => Some(Never("a link-local address")),
             [224..=239, ..] => Some(Never("a multicast address")),
             [240..=255, ..] => Some(Never("a reserved address")),
-            [10, ..] | [172, 16..=31, ..] | [192, 168, ..] | [100, 64..=127, ..] => Some(Private),
-            [192, 0, 0, _] | [198, 18..=19, ..] => Some(Private),
+            [10, ..]
+            | [172, 16..=31, ..]
+            | [192, 168, ..]
+            | [100, 64..=127, ..]
+            | [192, 0, 0, _]
+            | [198, 18..=19, ..] => Some(Private),
             _ => None,
         },
         IpAddr::V6(a) => match a.segments() {

@@ -461,6 +461,7 @@ async fn what_is_no_question_is_answered_as_such_or_not_at_all() {
     let bench = Bench::new(POLICY).await;
     let mut update = question("api.example.com", RecordType::A);
     update.metadata.op_code = OpCode::Update;
+    assert_eq!(code(&bench.exchange(&update).await), ResponseCode::NotImp);
     let mut two = question("api.example.com", RecordType::A);
     two.add_query(two.queries[0].clone());
     assert_eq!(code(&bench.exchange(&two).await), ResponseCode::FormErr);

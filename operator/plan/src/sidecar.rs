@@ -27,7 +27,7 @@ pub fn render_sidecar(spec: &AgentPolicySpec) -> Value {
     let buffer = buffer_limit(spec, &settings);
     let dialled = match spec.capture.mode {
         CaptureMode::Explicit => cluster::by_name(spec, &settings, buffer),
-        _ => cluster::by_address(&settings, buffer),
+        CaptureMode::Init => cluster::by_address(&settings, buffer),
     };
     let clusters = [cluster::extproc(&settings, buffer), dialled];
     let mut bootstrap = bootstrap(&settings, &[], &clusters);

@@ -28,7 +28,7 @@ use hickory_proto::rr::rdata::{A, AAAA};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use jiff::Timestamp;
 use sallyport_api::{Listed, Mode};
-use sallyport_engine::{Destination, NameQuestion, Peer, Verdict};
+use sallyport_engine::{Destination, NameQuestion, Peer, TransportFailure, Verdict};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
@@ -293,7 +293,7 @@ impl Names {
                 too_many: excess.too_many,
                 peer,
             };
-            guarded(|| judge.name(&question, Timestamp::now())).unwrap_or_else(|f| f.verdict())
+            guarded(|| judge.name(&question, Timestamp::now())).unwrap_or_else(TransportFailure::verdict)
         };
         let note = |verdict: &Verdict, source: NameSource| {
             let record = NameRecord { name: text, kind: &kind_text, verdict, enforced: enforce, source };

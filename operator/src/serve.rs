@@ -7,7 +7,7 @@
 //! Handlers find who calls as [`Peer`] in a request's extensions.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,11 +54,13 @@ pub struct Listener {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub IpAddr);
 
-/// Binds an address.
+/// Binds an address. `[::]` means both families; a machine without IPv6 listens on `0.0.0.0` instead.
 pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|e| io::Error::new(e.kind(), format!("listening on {address}: {e}")))
+    let mut bound = TcpListener::bind(address).await;
+    if bound.is_err() && address.ip() == Ipv6Addr::UNSPECIFIED {
+        bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
+    }
+    bound.map_err(|e| io::Error::new(e.kind(), format!("listening on {address}: {e}")))
 }
 
 /// Serves until told to stop, then lets connections finish.
@@ -111,7 +113,7 @@ pub async fn serve(
             let Some(stream) = secure(stream, tls, &metrics, name).await else {
                 return;
             };
-            let service = TowerToHyperService::new(from_peer(router, Peer(from.ip())));
+            let service = TowerToHyperService::new(from_peer(router, Peer(from.ip().to_canonical())));
             let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
             if let Err(error) = watcher.watch(connection).await {
                 tracing::debug!(%error, listener = name, "a connection ended");

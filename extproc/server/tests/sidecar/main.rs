@@ -416,6 +416,11 @@ async fn idle_and_greedy_scrapers_don_t_keep_the_filter_from_answering() {
     assert_eq!(pod.http("/metrics").await.0, 200);
     assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     assert_eq!(pod.http("/").await.0, 404);
+    // Both families, where there are two: a pod of a cluster of IPv6 alone has no other address.
+    if let Ok(local) = std::net::TcpListener::bind("[::1]:0") {
+        drop(local);
+        drop(tokio::net::TcpStream::connect(("::1", pod.metrics_port)).await.unwrap());
+    }
 }
 
 #[tokio::test]

@@ -57,7 +57,7 @@ impl Pod {
         let child = Command::new(env!("CARGO_BIN_EXE_sallyport-extproc"))
             .args(["sidecar", "--discovery", &self.url, "--run-dir", &dir("run")])
             .args(["--state-dir", &dir("state"), "--identity-dir", &dir("identity")])
-            .args(["--metrics-addr", &format!("127.0.0.1:{}", self.metrics_port)])
+            .args(["--metrics-addr", &format!("[::]:{}", self.metrics_port)])
             .args(["--log-level", "trace", "--drain-s", "0"])
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())

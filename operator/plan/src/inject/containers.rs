@@ -72,7 +72,7 @@ fn extproc(sizing: &Sizing, settings: &InjectSettings) -> Container {
         ("--run-dir", RUN_DIR.into()),
         ("--state-dir", STATE_DIR.into()),
         ("--identity-dir", IDENTITY_DIR.into()),
-        ("--metrics-addr", format!("0.0.0.0:{METRICS_PORT}")),
+        ("--metrics-addr", format!("[::]:{METRICS_PORT}")),
         ("--budget-bytes", sizing.budget_bytes.to_string()),
         ("--scan-timeout-ms", sizing.scan_timeout.as_millis().to_string()),
     ];

@@ -5,7 +5,7 @@
 //! subscriber costs its connection and about one kilobyte here.
 //!
 //! What is *not* done here: TLS, and finding dead connections (the server's HTTP/2 keep-alive). Made-up tokens
-//! cost the address they come from ([`peers`]); a flood from many addresses still uses up the TokenReviews of
+//! cost the address they come from (`peers`); a flood from many addresses still uses up the TokenReviews of
 //! its second, and new streams wait, while pods that run enforce on. An agent in a guarded pod reaches this
 //! port only where its policy allows it.
 

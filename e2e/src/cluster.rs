@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 pub use kubectl::{Output, helm, kubectl, kubectl_input, shell};
 pub use namespace::{Namespace, Pod, agent_image, usual_spec};
-pub use process::{file_in, resident_kib, signal};
+pub use process::{file_in, resident_kib, restart_program, signal, signal_program};
 
 /// How long anything in the cluster may take before the test gives up: images are on the node, so a pod
 /// starts in seconds; a loaded machine gets many times that.

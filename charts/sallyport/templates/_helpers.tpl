@@ -69,7 +69,9 @@ seccompProfile:
   values: {{ concat $fixed .Values.webhooks.excludedNamespaces | uniq | toJson }}
 {{- end -}}
 
-{{/* The operator keeps caBundle. The field is left out, so that an upgrade leaves it as it is. */}}
+{{/* The operator keeps caBundle, with cert-manager too: it alone knows which authority signed what it serves. The
+     field is left out, so that an upgrade leaves it as it is. cert-manager's injector is not asked: two writers
+     would undo each other's until every pod has the new Secret. */}}
 {{- define "sallyport.clientConfig" -}}
 {{- $root := index . 0 -}}
 service:
@@ -77,13 +79,6 @@ service:
   namespace: {{ $root.Release.Namespace }}
   path: {{ index . 1 }}
   port: 443
-{{- end -}}
-
-{{- define "sallyport.webhookAnnotations" -}}
-{{- if .Values.certManager.enabled }}
-annotations:
-  cert-manager.io/inject-ca-from: {{ .Release.Namespace }}/{{ include "sallyport.name" . }}-tls
-{{- end }}
 {{- end -}}
 
 {{/* A pod's spec, restartPolicy excepted: all three ports of the operator answer through its Service, and a

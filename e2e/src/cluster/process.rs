@@ -1,7 +1,12 @@
-//! A container's process, as the node sees it.
+//! Processes, as the node sees them: those of containers, and those that the cluster itself is made of.
+
+use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+
+use super::kubectl::shell;
 
 /// Sends a signal to a container's first process; the suite runs on the node, as root.
 pub fn signal(pod: &Value, container: &str, signal: Signal) {
@@ -21,6 +26,28 @@ pub fn resident_kib(pod: &Value, container: &str) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
     line.trim().trim_end_matches(" kB").parse().ok()
+}
+
+/// Sends a signal to one of the cluster's own programs, such as `kube-apiserver`.
+pub fn signal_program(name: &str, signal: Signal) {
+    // Process id and start time, as e2e/node keeps them beside the credentials.
+    let file = node().join("pid").join(name);
+    let text = std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+    let pid = text.split(' ').next().and_then(|pid| Pid::from_raw(pid.parse().ok()?));
+    let pid = pid.unwrap_or_else(|| panic!("{}: no process id: {text}", file.display()));
+    kill_process(pid, signal).unwrap_or_else(|e| panic!("{name}, process {pid:?}: {e}"));
+}
+
+/// Kills one of the cluster's own programs and starts it again after this long.
+pub fn restart_program(name: &str, away: Duration) {
+    let line = format!("SALLYPORT_NODE_RUN={} e2e/node/restart {name} {}", node().display(), away.as_secs());
+    shell(&line).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// The folder of the cluster's state, where `KUBECONFIG` is.
+fn node() -> PathBuf {
+    let file = PathBuf::from(std::env::var("KUBECONFIG").expect("eval \"$(e2e/node/env)\" first"));
+    file.parent().expect("a file in a folder").into()
 }
 
 /// The process whose control group is the container's and whose parent is not.

@@ -92,7 +92,7 @@ async fn follow<S: Sink>(
 ) where
     S::Object: kube::Resource<DynamicType: Default> + Debug,
 {
-    let mut events = pin!(events.default_backoff());
+    let mut events = pin!(events.backoff(crate::watch_backoff()));
     let mut seen = BTreeSet::new();
     while let Some(event) = events.next().await {
         match event {

@@ -33,6 +33,7 @@ async fn a_sidecar_reaches_discovery_through_the_listener_and_needs_a_token() {
         images,
         image_pull_policy: None,
         image_pull_secrets: Vec::new(),
+        cni: true,
         discovery: "https://op.ns.svc:8443".into(),
     };
     let client = FakeApi::default().client();

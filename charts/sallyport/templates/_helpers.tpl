@@ -20,6 +20,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{- end }}
 {{- end -}}
 
+{{- define "sallyport.cniSelectorLabels" -}}
+app.kubernetes.io/name: sallyport-cni
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "sallyport.cniLabels" -}}
+{{ include "sallyport.cniSelectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: sallyport
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
+{{- with .Values.extraLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{/* One image, from (list . IMAGE), IMAGE being one of the values' images. */}}
 {{- define "sallyport.image" -}}
 {{- $root := index . 0 -}}
@@ -41,6 +57,7 @@ images:
 imagePullPolicy: {{ . }}
 {{- end }}
 imagePullSecrets: {{ toJson .Values.imagePullSecrets }}
+cni: {{ .Values.cni.enabled }}
 discovery: https://{{ include "sallyport.name" . }}.{{ .Release.Namespace }}.svc:8443
 {{- end -}}
 

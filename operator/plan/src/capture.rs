@@ -11,7 +11,12 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use sallyport_api::Capture;
-use sallyport_api::names::{DNS_PORT, METRICS_PORT, PROXY_PORT, SIDECAR_UID, TRANSPARENT_PORT};
+use sallyport_api::names::{
+    CHECK_ADDRESSES, CHECK_PORT, DNS_PORT, METRICS_PORT, PROXY_PORT, SIDECAR_UID, TRANSPARENT_PORT,
+};
+
+/// The table of family `inet` that holds the rules.
+pub const TABLE: &str = "sallyport";
 
 /// What the capture container runs, by `/bin/sh -c`, with the rules as `$1`. nft takes them as one transaction:
 /// there is no moment with half of the rules, and an error leaves none and fails the pod.
@@ -21,11 +26,18 @@ pub const SCRIPT: &str = r#"set -eu
 printf '%s\n' "$1" | nft -f -
 "#;
 
+/// The rules as one script, to be handed to nft as it is. The pod's nameservers don't matter to them: questions for
+/// names go to the sidecar's resolver, whichever nameserver is asked.
+pub fn nft_script(capture: &Capture, _nameservers: &[IpAddr]) -> String {
+    nft_rules(capture)
+}
+
 /// Renders the rules. The same policy gives the same script; it may be loaded again over itself.
 pub fn nft_rules(capture: &Capture) -> String {
     let (v4, v6) = excluded_networks(capture);
     let ports: Vec<String> = capture.exclude_ports.iter().map(u16::to_string).collect();
     let ports = ports.join(", ");
+    let [check4, check6] = CHECK_ADDRESSES;
     let own = format!("{TRANSPARENT_PORT}, {PROXY_PORT}, {METRICS_PORT}, {DNS_PORT}");
     let mut past = String::new(); // past the redirection: what the policy excludes
     let mut pass = String::new(); // out of the pod: the same
@@ -50,6 +62,9 @@ table inet sallyport {{
   chain to_sidecar {{
     type nat hook output priority -100
     policy accept
+    # The sidecar's check from inside that these rules are there. The agent's connections go where all go.
+    meta skuid {SIDECAR_UID} ip daddr {check4} tcp dport {CHECK_PORT} redirect to :{CHECK_PORT}
+    meta skuid {SIDECAR_UID} ip6 daddr {check6} tcp dport {CHECK_PORT} redirect to :{CHECK_PORT}
     meta skuid {SIDECAR_UID} return
     oifname \"lo\" return
     # Before what the policy excludes: whichever nameserver is asked, ours answers.

@@ -27,7 +27,7 @@ pub fn render_sidecar(spec: &AgentPolicySpec) -> Value {
     let buffer = buffer_limit(spec, &settings);
     let dialled = match spec.capture.mode {
         CaptureMode::Explicit => cluster::by_name(spec, &settings, buffer),
-        CaptureMode::Init => cluster::by_address(&settings, buffer),
+        CaptureMode::Cni | CaptureMode::Init => cluster::by_address(&settings, buffer),
     };
     let clusters = [cluster::extproc(&settings, buffer), dialled];
     let mut bootstrap = bootstrap(&settings, &[], &clusters);
@@ -54,7 +54,9 @@ fn settings(spec: &AgentPolicySpec) -> Settings {
     let sizing = size(spec);
     let (proxy, own_ports) = match spec.capture.mode {
         CaptureMode::Explicit => (Some(ProxyListener::loopback(PROXY_PORT)), vec![METRICS_PORT]),
-        CaptureMode::Init => (None, vec![TRANSPARENT_PORT, PROXY_PORT, METRICS_PORT, DNS_PORT]),
+        CaptureMode::Cni | CaptureMode::Init => {
+            (None, vec![TRANSPARENT_PORT, PROXY_PORT, METRICS_PORT, DNS_PORT])
+        }
     };
     Settings { proxy, own_ports, message_timeout: sizing.message_timeout, ..Settings::new(RUN_DIR) }
 }

@@ -20,6 +20,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Mutex, Semaphore, watch};
 
 use super::apply::InForce;
+use super::captured::Captured;
 use super::envoy::Envoy;
 use crate::budget::Budget;
 use crate::dns::Names;
@@ -46,6 +47,7 @@ pub(crate) struct Pages {
     pub(crate) heart: Heart,
     pub(crate) stop: Arc<Stop>,
     pub(crate) envoy: Envoy,
+    pub(crate) captured: watch::Receiver<Captured>,
     pub(crate) in_force: watch::Receiver<Option<Arc<InForce>>>,
     pub(crate) page: Mutex<Option<(Instant, Bytes)>>,
     pub(crate) envoy_ready: Mutex<Option<(Instant, Result<(), String>)>>,
@@ -123,6 +125,7 @@ impl Pages {
     }
 
     fn ready(&self) -> Result<(), String> {
+        self.captured.borrow().fine()?;
         match &*self.in_force.borrow() {
             Some(_) => Ok(()),
             None => Err("no bundle is in force".to_owned()),

@@ -77,10 +77,13 @@ fn extproc(spec: &AgentPolicySpec, sizing: &Sizing, settings: &InjectSettings) -
         ("--scan-timeout-ms", sizing.scan_timeout.as_millis().to_string()),
     ];
     // Captured questions for names come to it, and captured calls are held against the answers.
-    if spec.capture.mode != CaptureMode::Explicit {
+    if spec.capture.mode.forces() {
         args.push(("--dns-port", DNS_PORT.to_string()));
     }
-    let args = args.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
+    let mut args: Vec<String> = args.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
+    if spec.capture.mode.forces() {
+        args.push("--captured".into());
+    }
     Container {
         name: EXTPROC_CONTAINER.into(),
         image: Some(settings.images.extproc.clone()),

@@ -79,8 +79,8 @@ impl Bench {
 
     async fn with(policy: &str, nameserver: Arc<Nameserver>, conf: Conf, dir: tempfile::TempDir) -> Self {
         let text = format!(
-            "apiVersion: sallyport.dev/v1alpha1\nkind: AgentPolicy\nmetadata: {{name: x}}\nspec:\n{}",
-            policy.lines().map(|l| format!("  {l}\n")).collect::<String>()
+            "apiVersion: sallyport.dev/v1alpha1\nkind: AgentPolicy\nmetadata: {{name: x}}\nspec:\n  {}\n",
+            policy.trim().replace('\n', "\n  ")
         );
         let spec = sallyport_api::load_policy(&text).unwrap().spec;
         let engine = Arc::new(Engine::new(&spec).unwrap());

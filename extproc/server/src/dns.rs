@@ -2,7 +2,7 @@
 //!
 //! Every question of the agent to port 53, of whatever nameserver, comes here, by the capture rules. The policy
 //! is asked first, then the cache, then the pod's own nameservers; addresses in an answer are judged before the
-//! agent sees them, and kept ([`binding`]), so that a call can be held against the name it claims.
+//! agent sees them, and kept (`binding`), so that a call can be held against the name it claims.
 //!
 //! A name that the policy does not allow does not exist (NXDOMAIN), with an extended error that says why: any
 //! other code ends the search through the pod's search domains (glibc), or has the client wait in vain (musl).

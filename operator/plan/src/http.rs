@@ -19,6 +19,10 @@ pub(crate) struct Manager<'a> {
     pub routes: Value,
     /// Filters between ours and the router.
     pub filters: Vec<Value>,
+    /// The connections are captured: they carry the address that the agent connected to.
+    pub captured: bool,
+    /// Filters towards the upstream, where its cluster has none of its own.
+    pub upstream_filters: Vec<Value>,
     /// Upgrades that are let as far as the filter and the routes.
     pub upgrades: Value,
 }
@@ -36,13 +40,17 @@ pub(crate) fn manager(spec: &AgentPolicySpec, settings: &Settings, buffer: u32, 
             json!({"max_request_bytes": buffer}),
         ));
     }
-    filters.push(ext_proc(spec, settings, m.name, m.upstream));
+    filters.push(ext_proc(spec, settings, m.name, m.upstream, m.captured));
     filters.extend(m.filters);
+    // No x-envoy-* header towards the upstream or the agent.
+    let mut router = json!({"suppress_envoy_headers": true});
+    if !m.upstream_filters.is_empty() {
+        router["upstream_http_filters"] = m.upstream_filters.into();
+    }
     filters.push(extension(
         "envoy.filters.http.router",
         "envoy.extensions.filters.http.router.v3.Router",
-        // No x-envoy-* header towards the upstream or the agent.
-        json!({"suppress_envoy_headers": true}),
+        router,
     ));
     extension(
         "envoy.filters.network.http_connection_manager",

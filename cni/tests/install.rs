@@ -65,7 +65,7 @@ fn it_stands_behind_the_network_and_goes_without_a_trace() {
     assert_eq!(node.installer.repair().unwrap(), NOTHING);
     assert_eq!(node.types("conf/10-pods.conflist"), ["bridge", "portmap", "sallyport-cni"]);
     let entry = &node.list("conf/10-pods.conflist")["plugins"][2];
-    assert_eq!(entry["capabilities"], json!({"io.kubernetes.cri.pod-annotations": true, "dns": true}));
+    assert_eq!(entry["capabilities"], json!({"io.kubernetes.cri.pod-annotations": true}));
     let mode = |name: &str| std::fs::metadata(node.path(name)).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode("conf/10-pods.conflist"), mode("bin/sallyport-cni")), (0o600, 0o755));
 

@@ -76,12 +76,11 @@ impl Node {
         }
         json!({
             "cniVersion": version, "name": "pods", "type": "sallyport-cni",
-            "capabilities": {"io.kubernetes.cri.pod-annotations": true, "dns": true},
+            "capabilities": {"io.kubernetes.cri.pod-annotations": true},
             "socket": self.socket(),
             "prevResult": previous(version),
             "runtimeConfig": {
                 "io.kubernetes.cri.pod-annotations": annotations,
-                "dns": {"Servers": ["10.96.0.10", "fd00::10%eth0", "} accept"], "Searches": ["svc"], "Options": null},
             },
         })
     }

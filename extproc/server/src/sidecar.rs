@@ -111,6 +111,7 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()> + Send) ->
     let pages = Arc::new(http::Pages {
         names,
         captured: captured.clone(),
+        names,
         metrics: Arc::clone(&metrics),
         budget: server.budget(),
         heart,

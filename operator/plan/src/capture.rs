@@ -26,12 +26,6 @@ pub const SCRIPT: &str = r#"set -eu
 printf '%s\n' "$1" | nft -f -
 "#;
 
-/// The rules as one script, to be handed to nft as it is. The pod's nameservers don't matter to them: questions for
-/// names go to the sidecar's resolver, whichever nameserver is asked.
-pub fn nft_script(capture: &Capture, _nameservers: &[IpAddr]) -> String {
-    nft_rules(capture)
-}
-
 /// Renders the rules. The same policy gives the same script; it may be loaded again over itself.
 pub fn nft_rules(capture: &Capture) -> String {
     let (v4, v6) = excluded_networks(capture);

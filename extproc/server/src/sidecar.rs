@@ -109,7 +109,6 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()> + Send) ->
 
     let (looking, mut captured) = watch::channel(Captured::at_start(options.captured));
     let pages = Arc::new(http::Pages {
-        names,
         captured: captured.clone(),
         names,
         metrics: Arc::clone(&metrics),

@@ -2,7 +2,7 @@
 //!
 //! `SALLYPORT_CERT_MANAGER` names the folder that `e2e/cert-manager/build` made; without it nothing is run.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use sallyport_e2e::cluster::{
@@ -23,7 +23,7 @@ struct CertManager {
 }
 
 impl CertManager {
-    fn start(folder: &PathBuf) -> Self {
+    fn start(folder: &Path) -> Self {
         installed();
         helm(&["uninstall", "sallyport", "-n", SYSTEM, "--wait"]).unwrap_or_else(|e| panic!("{e}"));
         let definitions = folder.join("crds").display().to_string();

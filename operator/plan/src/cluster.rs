@@ -1,6 +1,6 @@
 //! Clusters: the filter's process, upstreams by name, upstreams fixed by a base URL.
 
-use sallyport_api::{AgentPolicySpec, DefaultAction, Listed};
+use sallyport_api::{AgentPolicySpec, DefaultAction, Listed, Mode};
 use serde_json::{Value, json};
 
 use crate::http::upstream_http;
@@ -176,15 +176,16 @@ fn address_guard(spec: &AgentPolicySpec, settings: &Settings) -> Value {
         rules.push(own_listener(&proxy.address.to_string(), bits, proxy.port));
     }
     let policy = |rules: Vec<Value>| json!({"permissions": [{"or_rules": {"rules": rules}}], "principals": [{"any": true}]});
+    // A call that would come back to one of our own listeners would go round until the connections run out.
+    let mut policies = json!({"own_listeners": policy(rules)});
+    // What only observes refuses nothing.
+    if spec.mode == Mode::Enforce {
+        policies["never"] = policy(never(spec));
+    }
     extension(
         "envoy.filters.http.upstream_rbac",
         "envoy.extensions.filters.http.rbac.v3.RBAC",
-        json!({"rules": {"action": "DENY", "policies": {
-            // A call that would come back to one of our own listeners would go round until the connections
-            // run out.
-            "own_listeners": policy(rules),
-            "never": policy(never(spec)),
-        }}}),
+        json!({"rules": {"action": "DENY", "policies": policies}}),
     )
 }
 

@@ -4,6 +4,7 @@
 mod nameserver;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -69,6 +70,21 @@ egress:
 dns: {allow: [extra.example.com]}
 ";
 
+/// A port for UDP and TCP of both families, below those that the kernel hands out to clients.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let at = std::process::id() * 64 + u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = 16_000 + (at % 16_000) as u16;
+        let free = |ip: std::net::IpAddr| {
+            std::net::UdpSocket::bind((ip, port)).is_ok() && std::net::TcpListener::bind((ip, port)).is_ok()
+        };
+        if free(std::net::Ipv4Addr::UNSPECIFIED.into()) {
+            return port;
+        }
+    }
+}
+
 impl Bench {
     async fn new(policy: &str) -> Self {
         let (nameserver, address) = Nameserver::start();
@@ -95,8 +111,7 @@ impl Bench {
             observer,
             tokio::runtime::Handle::current(),
         );
-        // A port that is free for UDP; the resolver takes it for TCP and for IPv6 too.
-        let port = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         tokio::spawn(Arc::clone(&names).serve(port));
         let bench = Self { names, nameserver, book, server, port, dir, conf };
         let end = std::time::Instant::now() + PATIENCE;

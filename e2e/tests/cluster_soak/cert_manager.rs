@@ -38,7 +38,16 @@ impl CertManager {
         let args =
             ["install", "sallyport", "charts/sallyport", "-n", SYSTEM, "--set=certManager.enabled=true"];
         helm(&args).unwrap_or_else(|e| panic!("{e}"));
+        // Its pods wait for the Secret, which cert-manager writes meanwhile.
+        let ready = ["rollout", "status", "deploy/sallyport-operator", "-n", SYSTEM, "--timeout=300s"];
+        kubectl(&ready).unwrap_or_else(|e| panic!("{e}"));
         await_operator();
+        // The API server learns of each configuration's caBundle in its own time.
+        let first = Namespace::enabled("first");
+        first.usual_policy();
+        await_within(DEADLINE, "the first pod is guarded", || {
+            first.apply(&Namespace::agent_manifest("first")).ok()
+        });
         manager
     }
 }

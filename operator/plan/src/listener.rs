@@ -35,15 +35,13 @@ fn dialling(spec: &AgentPolicySpec, settings: &Settings, name: &str, captured: b
          "direct_response": {"status": 403}},
         route(&json!({"cluster": if captured { BY_ADDRESS } else { BY_NAME }})),
     ]);
-    let forward = || {
+    let resolving = || {
         extension(
             "envoy.filters.http.dynamic_forward_proxy",
             "envoy.extensions.filters.http.dynamic_forward_proxy.v3.FilterConfig",
             json!({"dns_cache_config": dns_cache()}),
         )
     };
-    // Nothing is resolved where the filter names the address.
-    let filters = if captured { Vec::new() } else { vec![forward()] };
     manager(
         spec,
         settings,
@@ -52,7 +50,8 @@ fn dialling(spec: &AgentPolicySpec, settings: &Settings, name: &str, captured: b
             name,
             upstream: None,
             routes,
-            filters,
+            // Nothing is resolved where the filter names the address.
+            resolving: (!captured).then(resolving),
             captured,
             // The listener's, because what they let through changes with the policy.
             upstream_filters: if captured { guards(spec, settings) } else { Vec::new() },
@@ -129,7 +128,7 @@ pub(crate) fn base_url(spec: &AgentPolicySpec, settings: &Settings, base: &BaseU
             name: &name,
             upstream: Some(&base.upstream),
             routes,
-            filters: Vec::new(),
+            resolving: None,
             captured: false,
             upstream_filters: Vec::new(),
             upgrades: json!([{"upgrade_type": "websocket"}]),

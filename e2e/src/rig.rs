@@ -87,6 +87,7 @@ impl Plan {
                         paths: vec![],
                         action: EgressAction::Allow,
                     }],
+                    ..Egress::default()
                 },
                 ..AgentPolicySpec::default()
             },

@@ -2,7 +2,7 @@
 {{- define "sallyport.name" -}}sallyport-operator{{- end -}}
 
 {{/* The oldest definition this chart works with: a counter, annotation sallyport.dev/crd-version. */}}
-{{- define "sallyport.crdVersion" -}}1{{- end -}}
+{{- define "sallyport.crdVersion" -}}2{{- end -}}
 
 {{- define "sallyport.selectorLabels" -}}
 app.kubernetes.io/name: sallyport-operator
@@ -11,6 +11,22 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "sallyport.labels" -}}
 {{ include "sallyport.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: sallyport
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
+{{- with .Values.extraLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "sallyport.cniSelectorLabels" -}}
+app.kubernetes.io/name: sallyport-cni
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "sallyport.cniLabels" -}}
+{{ include "sallyport.cniSelectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: sallyport
 app.kubernetes.io/managed-by: {{ .Release.Service }}
@@ -41,6 +57,7 @@ images:
 imagePullPolicy: {{ . }}
 {{- end }}
 imagePullSecrets: {{ toJson .Values.imagePullSecrets }}
+cni: {{ .Values.cni.enabled }}
 discovery: https://{{ include "sallyport.name" . }}.{{ .Release.Namespace }}.svc:8443
 {{- end -}}
 

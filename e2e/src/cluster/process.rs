@@ -20,6 +20,14 @@ pub fn file_in(pod: &Value, container: &str, path: &str) -> std::io::Result<Stri
     std::fs::read_to_string(format!("/proc/{}/root{path}", pid.as_raw_nonzero()))
 }
 
+/// The node's file system as its container runtime and kubelet see it, by way of their process: the CNI folders are
+/// there and nowhere else. None where the cluster is not that of `e2e/node`.
+pub fn node_root() -> Option<std::path::PathBuf> {
+    let state = std::path::PathBuf::from(std::env::var_os("KUBECONFIG")?).parent()?.join("pid/containerd");
+    let pid = std::fs::read_to_string(state).ok()?.split_whitespace().next()?.to_owned();
+    Some(std::path::Path::new("/proc").join(pid).join("root"))
+}
+
 /// Resident memory of a container's first process, in KiB.
 pub fn resident_kib(pod: &Value, container: &str) -> Option<u64> {
     let pid = pid(pod, container)?.as_raw_nonzero();

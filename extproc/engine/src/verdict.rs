@@ -49,6 +49,10 @@ pub enum Code {
     Held,
     /// The destination is not allowed.
     EgressDenied,
+    /// The address that the connection goes to is not one of the host that the request names.
+    DestinationNotBound,
+    /// The address is one that no call may go to: metadata, link-local, loopback, private.
+    DestinationDenied,
     /// The URL is malformed or longer than any honest one.
     BadUrl,
     /// The request is for another server than its TLS connection was opened to.
@@ -79,10 +83,12 @@ pub enum Code {
 
 impl Code {
     /// Every code, in the order of their declaration.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::PolicyDenied,
         Self::Held,
         Self::EgressDenied,
+        Self::DestinationNotBound,
+        Self::DestinationDenied,
         Self::BadUrl,
         Self::Misdirected,
         Self::TunnelDenied,
@@ -104,6 +110,8 @@ impl Code {
             Self::PolicyDenied => "policy_denied",
             Self::Held => "held",
             Self::EgressDenied => "egress_denied",
+            Self::DestinationNotBound => "destination_not_bound",
+            Self::DestinationDenied => "destination_denied",
             Self::BadUrl => "bad_url",
             Self::Misdirected => "misdirected",
             Self::TunnelDenied => "tunnel_denied",
@@ -123,7 +131,13 @@ impl Code {
     /// The HTTP status a refused client gets.
     pub const fn http_status(self) -> u16 {
         match self {
-            Self::PolicyDenied | Self::Held | Self::EgressDenied | Self::TunnelDenied | Self::Killed => 403,
+            Self::PolicyDenied
+            | Self::Held
+            | Self::EgressDenied
+            | Self::DestinationNotBound
+            | Self::DestinationDenied
+            | Self::TunnelDenied
+            | Self::Killed => 403,
             Self::BadUrl => 400,
             Self::Misdirected => 421,
             Self::BodyTooLarge => 413,

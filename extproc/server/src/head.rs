@@ -1,5 +1,7 @@
 //! Envoy's header messages, read into the engine's terms.
 
+use std::net::SocketAddr;
+
 use sallyport_engine::{RequestHead, ResponseHead, TransportFailure, Verdict};
 use sallyport_proto::ext_proc::{HeaderMap, ProcessingRequest};
 
@@ -147,6 +149,12 @@ pub(crate) fn response(map: Option<HeaderMap>) -> ResponseHead {
 /// Envoy's own id of the request, which it sends as an attribute where the listener asks for it.
 pub(crate) fn id_attribute(message: &ProcessingRequest) -> Option<&str> {
     attribute(message, "request.id")
+}
+
+/// Where a captured connection was made to.
+pub(crate) fn destination_attribute(message: &ProcessingRequest) -> Option<SocketAddr> {
+    let address: SocketAddr = attribute(message, "destination.address")?.parse().ok()?;
+    Some(SocketAddr::new(address.ip().to_canonical(), address.port()))
 }
 
 /// A text among the attributes that the listener asks for.

@@ -13,6 +13,8 @@
 //! * `metadata_options.receiving_namespaces.untyped: [sallyport]`, for the access log.
 //! * Where TLS is opened, delta ADS for secrets on the same socket, and gRPC initial metadata
 //!   [`TLS_METADATA`] with the attributes that [`tls::OpenedTo`] reads.
+//! * Where connections are captured, gRPC initial metadata [`CAPTURED_METADATA`], the request attribute
+//!   `destination.address`, and a cluster that dials what our metadata names (`sallyport`, `destination`).
 //! * Where the listener stands for one upstream, gRPC initial metadata [`UPSTREAM_METADATA`].
 //!
 //! In a pod ([`sidecar`]) the policy comes from the operator ([`discovery`]); beside `sallyport up` it is a file.
@@ -21,6 +23,7 @@
 
 pub mod cli;
 pub mod discovery;
+pub mod dns;
 pub mod exchange;
 pub mod metrics;
 pub mod noop;
@@ -43,7 +46,7 @@ mod tally;
 pub use budget::Budget;
 pub use head::Upstream;
 pub use judge::{Judge, Scan};
-pub use observer::{Direction, LogObserver, MessageKind, Observer, Record};
-pub use reply::{DECISION_HEADER, METADATA_NAMESPACE};
-pub use server::{Config, Policy, Server, TLS_METADATA, UPSTREAM_METADATA};
+pub use observer::{Direction, LogObserver, MessageKind, NameRecord, NameSource, Observer, Record};
+pub use reply::{DECISION_HEADER, DESTINATION, METADATA_NAMESPACE};
+pub use server::{CAPTURED_METADATA, Config, Policy, Server, TLS_METADATA, UPSTREAM_METADATA};
 pub use stop::{Stop, Why};

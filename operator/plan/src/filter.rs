@@ -22,6 +22,11 @@ pub(crate) fn ext_proc(spec: &AgentPolicySpec, settings: &Settings, m: &Manager<
     // Each attribute costs a little per call: these two tie a receipt to a log line and a client.
     let mut attributes = vec!["request.id".to_owned(), "source.address".to_owned()];
     attributes.extend(m.inside.attributes());
+    if m.captured {
+        metadata.push(json!({"key": "sallyport-captured", "value": "true"}));
+        // Where the agent connected to: the host it names must have that address.
+        attributes.push("destination.address".to_owned());
+    }
     let timeout = settings.message_timeout.max(Settings::LEAST_MESSAGE_TIMEOUT);
     extension(
         "envoy.filters.http.ext_proc",

@@ -33,18 +33,19 @@ pub use tls::NO_SERVER_NAME;
 
 /// Renders Envoy's bootstrap.
 ///
-/// Only the Listener fields of the policy are read: `mode`, `failurePolicy` and `limits.maxBodyBytes`.
+/// Of the policy are read its Listener fields (`mode`, `failurePolicy`, `limits.maxBodyBytes`, `egress.platform`),
+/// and whether `egress` names the loopback.
 pub fn render(spec: &AgentPolicySpec, settings: &Settings) -> Value {
     let buffer = buffer_limit(spec, settings);
     let mut listeners = Vec::new();
     let mut clusters = vec![cluster::extproc(settings, buffer)];
     if let Some(proxy) = &settings.proxy {
         listeners.push(listener::proxy(spec, settings, proxy, buffer));
-        clusters.push(cluster::by_name(settings, buffer));
+        clusters.push(cluster::by_name(spec, settings, buffer));
         if settings.intercept_tls {
             listeners.push(listener::tunnel(spec, settings, buffer));
             clusters.push(tls::tunnel_cluster(settings));
-            clusters.push(tls::by_name_tls(settings, buffer));
+            clusters.push(tls::by_name_tls(spec, settings, buffer));
         }
     }
     for base in &settings.base_urls {

@@ -8,6 +8,7 @@
 //! Not guaranteed here: that the server's name and the request's host are the same. The filter's process
 //! compares them, from the attributes below.
 
+use sallyport_api::AgentPolicySpec;
 use serde_json::{Value, json};
 
 use crate::cluster::{EXTPROC, by_name, endpoints, set_protocols};
@@ -198,8 +199,8 @@ fn downstream() -> Value {
 }
 
 /// Upstreams that the requests inside TLS name: as in the clear, and over TLS.
-pub(crate) fn by_name_tls(settings: &Settings, buffer: u32) -> Value {
-    let mut cluster = by_name(settings, buffer);
+pub(crate) fn by_name_tls(spec: &AgentPolicySpec, settings: &Settings, buffer: u32) -> Value {
+    let mut cluster = by_name(spec, settings, buffer);
     cluster["name"] = json!(BY_NAME_TLS);
     set_protocols(&mut cluster, &upstream_http(Some(Scheme::Https), buffer));
     cluster["transport_socket"] = extension(

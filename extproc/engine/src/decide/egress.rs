@@ -1,6 +1,6 @@
 //! What `spec.egress` says of a destination. Not a decision: Cedar reads the answer.
 
-use sallyport_api::{DefaultAction, Egress, EgressAction, EgressRule};
+use sallyport_api::{DefaultAction, Egress, EgressAction, EgressRule, host_matches};
 
 use crate::message::RequestHead;
 
@@ -12,40 +12,11 @@ pub(crate) fn allows(egress: &Egress, head: &RequestHead) -> bool {
     }
 }
 
-/// Whether any request to that host might be allowed; the port is `None` where it is not known yet. For
-/// connections: the requests inside are judged one by one.
-pub(crate) fn may_allow(egress: &Egress, host: &str, port: Option<u16>) -> bool {
-    for rule in egress.rules.iter().filter(|r| r.hosts.iter().any(|h| host_matches(h, host))) {
-        let on_port = |p| rule.ports.is_empty() || rule.ports.contains(&p);
-        if !port.is_none_or(on_port) {
-            continue;
-        }
-        let everything =
-            rule.methods.is_empty() && rule.paths.is_empty() && (port.is_some() || rule.ports.is_empty());
-        match rule.action {
-            EgressAction::Allow => return true,
-            EgressAction::Deny if everything => return false,
-            EgressAction::Deny => {}
-        }
-    }
-    egress.default == DefaultAction::Allow
-}
-
 fn matches(rule: &EgressRule, head: &RequestHead) -> bool {
     rule.hosts.iter().any(|h| host_matches(h, &head.host))
         && (rule.ports.is_empty() || rule.ports.contains(&head.port))
         && (rule.methods.is_empty() || rule.methods.contains(&head.method))
         && (rule.paths.is_empty() || rule.paths.iter().any(|p| path_matches(p, &head.path, rule.action)))
-}
-
-fn host_matches(pattern: &str, host: &str) -> bool {
-    if pattern == "*" {
-        return true;
-    }
-    match pattern.strip_prefix("*.") {
-        Some(suffix) => host.strip_suffix(suffix).is_some_and(|head| head.len() > 1 && head.ends_with('.')),
-        None => pattern == host,
-    }
 }
 
 /// Paths are compared without their query. A path that could mean another one upstream (encoded letters,
@@ -81,39 +52,6 @@ mod tests {
 
     fn path_matches(pattern: &str, path: &str) -> bool {
         super::path_matches(pattern, path, EgressAction::Allow)
-    }
-
-    #[test]
-    fn a_connection_is_allowed_where_a_request_in_it_might_be() {
-        let rule = |host: &str, ports: &[u16], paths: &[&str], action| EgressRule {
-            hosts: vec![host.into()],
-            ports: ports.to_vec(),
-            methods: vec![],
-            paths: paths.iter().map(|p| (*p).to_owned()).collect(),
-            action,
-        };
-        let egress = Egress {
-            default: DefaultAction::Deny,
-            rules: vec![
-                rule("closed.test", &[], &[], EgressAction::Deny),
-                rule("api.test", &[], &["/admin/*"], EgressAction::Deny),
-                rule("api.test", &[443], &["/v1/*"], EgressAction::Allow),
-                rule("*.test", &[8443], &[], EgressAction::Allow),
-            ],
-        };
-        for (host, port, may) in [
-            ("api.test", Some(443), true),
-            ("api.test", None, true),
-            ("api.test", Some(80), false),
-            ("api.test", Some(8443), true),
-            ("closed.test", Some(8443), false),
-            ("closed.test", None, false),
-            ("other.test", None, true),
-            ("other.test", Some(443), false),
-            ("elsewhere", None, false),
-        ] {
-            assert_eq!(may_allow(&egress, host, port), may, "{host} {port:?}");
-        }
     }
 
     #[test]

@@ -212,7 +212,7 @@ impl Shared {
     fn mint(&self, resource: &str) -> Option<(Resource, Timestamp)> {
         let started = Instant::now();
         let now = Timestamp::now();
-        let judge = self.policy.current();
+        let judge = self.policy.judge();
         let enforced = judge.spec().mode == Mode::Enforce;
         let name = server_name(resource);
         let verdict = match &name {

@@ -35,6 +35,7 @@ pub struct Call {
     url: String,
     headers: Vec<(String, String)>,
     body: Body,
+    body_after: Duration,
     proxy: Option<SocketAddr>,
     connect_to: Option<SocketAddr>,
     deadline: Duration,
@@ -104,6 +105,7 @@ impl Call {
             url: url.into(),
             headers: Vec::new(),
             body: Body::None,
+            body_after: Duration::ZERO,
             proxy: None,
             connect_to: None,
             deadline: DEADLINE,
@@ -158,6 +160,13 @@ impl Call {
     #[must_use]
     pub fn body(mut self, body: Body) -> Self {
         self.body = body;
+        self
+    }
+
+    /// Waits so long between the head and the body.
+    #[must_use]
+    pub fn body_after(mut self, pause: Duration) -> Self {
+        self.body_after = pause;
         self
     }
 
@@ -288,6 +297,9 @@ impl Call {
             Body::Chunked(_) => head.push_str("transfer-encoding: chunked\r\n\r\n"),
         }
         reader.stream.write_all(head.as_bytes())?;
+        if !self.body_after.is_zero() {
+            std::thread::sleep(self.body_after);
+        }
         // A refusal may come, and the connection end, before all is written. That is an answer, not an error.
         let _ = self.write_body(&mut reader.stream);
         Ok(reader.answer(self.method == "HEAD"))

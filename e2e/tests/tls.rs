@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
 use sallyport_api::{DefaultAction, EgressAction, EgressRule};
-use sallyport_e2e::client::{Call, End};
+use sallyport_e2e::client::{Body, Call, End};
 use sallyport_e2e::rig::{Filter, Plan, Rig, unanswered};
 use sallyport_e2e::upstream::fake_key;
 use serde_json::json;
@@ -224,6 +224,30 @@ fn in_observe_nothing_changes_but_the_record() {
     // A name that egress does not allow has a certificate too, and the upstream is judged as ever.
     let _ = rig.get("/echo").server_name("b.test").send().unwrap().expect_status(200);
     let _ = rig.get("/echo").tunnel_to(&format!("b.test:{port}")).send().unwrap().expect_status(200);
+}
+
+/// As `trap_13` of `traps.rs` has it for clear HTTP.
+#[test]
+fn a_body_that_comes_while_a_name_is_resolved_arrives_whole_over_tls() {
+    for rig in [Plan::new(Filter::Honest).tls().observe().start(), honest()] {
+        let body = vec![b'x'; 500];
+        for round in 0..300_u16 {
+            // Envoy remembers names as they are written, so that each of these is resolved anew.
+            let spelled: String = "localhost"
+                .char_indices()
+                .map(|(i, c)| if round >> i & 1 == 1 { c.to_ascii_uppercase() } else { c })
+                .collect();
+            let url = format!("https://{spelled}:{}/echo", rig.upstream.address.port());
+            let framed =
+                if round % 2 == 0 { Body::Sized(body.clone()) } else { Body::Chunked(vec![body.clone()]) };
+            let pause = Duration::from_micros(u64::from(round) * 37 % 4_000);
+            let call = rig.trusting(Call::new("POST", url).body(framed).body_after(pause).via(rig.proxy));
+            let answer = call.send().unwrap_or_else(|e| panic!("round {round}: {e}"));
+            assert_eq!((answer.status, answer.end), (200, End::Clean), "round {round}: {}", answer.text());
+            assert_eq!(answer.json()["length"], 500, "round {round}");
+        }
+        assert!(rig.stat("dns_cache.by_name.host_added") >= 300, "each name was resolved");
+    }
 }
 
 /// With a filter that is gone nothing passes; with one that is back everything does at once.

@@ -201,6 +201,16 @@ fn an_upstream_with_a_wrong_certificate_is_not_talked_to() {
     }
 }
 
+/// What is refused by the address is refused where TLS would be spoken to it, too.
+#[test]
+fn a_call_over_tls_does_not_come_back_to_our_own_listeners() {
+    let rig = honest();
+    let own = Call::get(format!("https://localhost:{}/", rig.proxy.port())).via(rig.proxy);
+    let answer = rig.trusting(own).send().unwrap().expect_refusal(403, "egress_denied");
+    assert!(answer.json()["error"]["reason"].as_str().unwrap().starts_with("rbac"), "{}", answer.text());
+    assert_eq!(rig.stat("cluster.by_name_tls.upstream_cx_total"), 0);
+}
+
 #[test]
 fn a_stream_arrives_as_it_is_written_and_is_cut_where_it_must_be() {
     let rig = honest();

@@ -176,7 +176,13 @@ fn a_filter_killed_again_and_again_refuses_at_once_and_lets_no_key_pass() {
     let seen = watch.stop();
     println!("crashes: {seen}");
     seen.no_key_passed();
-    seen.pages_were_only(&["200", "503 filter_unavailable", "503 no_bundle", "504 filter_unavailable"]);
+    seen.pages_were_only(&[
+        "200",
+        "503 filter_unavailable",
+        "503 no_bundle",
+        "503 destination_unresolved",
+        "504 filter_unavailable",
+    ]);
     seen.pages_got("503 filter_unavailable");
     seen.refused_within(Duration::from_secs(5));
     await_within(DEADLINE, "kubelet counts them", || (guarded.restarts(EXTPROC) == TIMES).then_some(()));
@@ -287,7 +293,13 @@ fn guarded_pods_enforce_on_without_kubelet_and_its_return_starts_what_died() {
     let seen = watch.stop();
     println!("kubelet away, filter killed: {seen}");
     seen.no_key_passed();
-    seen.pages_were_only(&["200", "503 filter_unavailable", "503 no_bundle", "504 filter_unavailable"]);
+    seen.pages_were_only(&[
+        "200",
+        "503 filter_unavailable",
+        "503 no_bundle",
+        "503 destination_unresolved",
+        "504 filter_unavailable",
+    ]);
     await_within(DEADLINE, "kubelet counts it", || (guarded.restarts(EXTPROC) == 1).then_some(()));
     assert_eq!(guarded.restarts("agent") + guarded.restarts("sallyport-envoy"), 0);
 }

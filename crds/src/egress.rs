@@ -12,9 +12,15 @@ pub fn host_matches(pattern: &str, host: &str) -> bool {
         return true;
     }
     match pattern.strip_prefix("*.") {
-        Some(suffix) => host.strip_suffix(suffix).is_some_and(|head| head.len() > 1 && head.ends_with('.')),
+        Some(suffix) => host.strip_suffix(suffix).is_some_and(|head| head.len() > 1 && ends_label(head)),
         None => pattern == host,
     }
+}
+
+/// Whether a text ends with the dot between two labels. In DNS a label may hold dots itself, written `\.`: to take
+/// one for the other would let `x\.a.test`, which is asked of the nameservers of `test`, pass as a name below `a.test`.
+pub fn ends_label(text: &str) -> bool {
+    text.strip_suffix('.').is_some_and(|label| !label.ends_with('\\'))
 }
 
 /// How a policy speaks of a name.

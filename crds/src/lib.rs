@@ -25,7 +25,7 @@ pub use check::check_spec;
 pub use class::{CLASSES, Class, class};
 #[cfg(feature = "kube")]
 pub use crd::{CrdError, crd, crd_yaml};
-pub use egress::{Listed, host_matches, network_holds};
+pub use egress::{Listed, ends_label, host_matches, network_holds};
 pub use load::{LoadError, load_policy};
 #[cfg(feature = "kube")]
 pub use policy::AgentPolicyObject;

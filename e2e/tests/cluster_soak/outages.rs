@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use sallyport_e2e::client::{Answer, Call, End};
 use sallyport_e2e::cluster::{
-    Namespace, Pod, SYSTEM, await_operator, await_within, kubectl, resident_kib, restart_program, signal,
-    signal_program, usual_spec,
+    Namespace, Pod, SYSTEM, await_operator, await_within, kubectl, pods_of, resident_kib, restart_program,
+    signal, signal_program, usual_spec,
 };
 use sallyport_e2e::upstream::fake_key;
 use serde_json::{Value, json};
@@ -315,8 +315,7 @@ impl WithoutNames {
     fn start() -> Self {
         scale_coredns(0);
         await_within(DEADLINE, "CoreDNS is gone", || {
-            let args = ["get", "pods", "-n", "kube-system", "-l", "k8s-app=kube-dns", "-o", "name"];
-            kubectl(&args).ok()?.stdout.trim().is_empty().then_some(())
+            pods_of("kube-system", "k8s-app=kube-dns").ok()?.is_empty().then_some(())
         });
         Self
     }

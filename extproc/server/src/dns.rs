@@ -27,7 +27,7 @@ use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::rdata::{A, AAAA};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use jiff::Timestamp;
-use sallyport_api::{Listed, Mode};
+use sallyport_api::{Listed, Mode, ends_label};
 use sallyport_engine::{Destination, NameQuestion, Peer, TransportFailure, Verdict};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -397,7 +397,9 @@ impl Names {
             };
             consider(short);
             let mut host = short;
-            while let Some((_, rest)) = host.split_once('.').filter(|(l, _)| l.starts_with('_')) {
+            while let Some((_, rest)) =
+                host.split_once('.').filter(|(l, _)| l.starts_with('_') && !l.ends_with('\\'))
+            {
                 host = rest;
             }
             if host.len() < short.len() {
@@ -444,7 +446,8 @@ impl std::fmt::Debug for Names {
 
 /// What stands before a search domain.
 fn below<'a>(name: &'a str, domain: &str) -> Option<&'a str> {
-    name.strip_suffix(domain)?.strip_suffix('.').filter(|rest| !rest.is_empty())
+    let rest = name.strip_suffix(domain).filter(|rest| ends_label(rest))?;
+    rest.strip_suffix('.').filter(|rest| !rest.is_empty())
 }
 
 fn lower(name: &Name) -> String {

@@ -1,6 +1,7 @@
 //! The resolver on real sockets, with a real engine, before a nameserver of the test's own.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)]
 
+mod bent;
 mod nameserver;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -135,7 +136,9 @@ impl Bench {
         let answer = Message::from_vec(&buffer[..length]).unwrap();
         assert_eq!(answer.metadata.id, question.metadata.id);
         assert_eq!(answer.metadata.message_type, MessageType::Response);
-        assert_eq!(answer.queries, question.queries);
+        // Of several questions none is repeated.
+        let asked = if question.queries.len() == 1 { question.queries.as_slice() } else { &[] };
+        assert_eq!(answer.queries, asked);
         answer
     }
 

@@ -51,6 +51,8 @@ pub enum Code {
     EgressDenied,
     /// The address that the connection goes to is not one of the host that the request names.
     DestinationNotBound,
+    /// The host that the request names could not be resolved, so nothing is known of the address: try again.
+    DestinationUnresolved,
     /// The address is one that no call may go to: metadata, link-local, loopback, private.
     DestinationDenied,
     /// The URL is malformed or longer than any honest one.
@@ -88,6 +90,7 @@ impl Code {
         Self::Held,
         Self::EgressDenied,
         Self::DestinationNotBound,
+        Self::DestinationUnresolved,
         Self::DestinationDenied,
         Self::BadUrl,
         Self::Misdirected,
@@ -111,6 +114,7 @@ impl Code {
             Self::Held => "held",
             Self::EgressDenied => "egress_denied",
             Self::DestinationNotBound => "destination_not_bound",
+            Self::DestinationUnresolved => "destination_unresolved",
             Self::DestinationDenied => "destination_denied",
             Self::BadUrl => "bad_url",
             Self::Misdirected => "misdirected",
@@ -142,7 +146,7 @@ impl Code {
             Self::Misdirected => 421,
             Self::BodyTooLarge => 413,
             Self::BadEncoding => 415,
-            Self::Overloaded | Self::ShuttingDown | Self::NoBundle => 503,
+            Self::DestinationUnresolved | Self::Overloaded | Self::ShuttingDown | Self::NoBundle => 503,
             Self::ScanTimeout => 504,
             Self::PolicyError | Self::ProtocolError | Self::Internal => 500,
         }

@@ -85,7 +85,7 @@ pub enum Code {
 
 impl Code {
     /// Every code, in the order of their declaration.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::PolicyDenied,
         Self::Held,
         Self::EgressDenied,

@@ -617,6 +617,7 @@ async fn a_call_whose_host_could_not_be_resolved_is_refused_as_one_to_try_again(
         observer: Arc::clone(&bench.book) as Arc<dyn Observer>,
         budget: Budget::new(1 << 20),
         upstream: None,
+        inside: Inside::Clear,
         captured: true,
         names: Some(Arc::clone(&bench.names)),
         stop: Arc::default(),

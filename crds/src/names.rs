@@ -32,9 +32,21 @@ pub const STATE_VOLUME: &str = "sallyport-state";
 pub const IDENTITY_VOLUME: &str = "sallyport-identity";
 /// Where [`RUN_VOLUME`] is mounted.
 pub const RUN_DIR: &str = "/run/sallyport";
+/// File in [`RUN_DIR`]: PEM, the authorities that upstreams' certificates are checked against.
+pub const UPSTREAM_ROOTS: &str = "upstream.pem";
+/// Volume of extproc, and read-only of every container that is not the sidecar's: whom agents trust.
+pub const AGENT_TRUST_VOLUME: &str = "sallyport-agent-trust";
+/// Where [`AGENT_TRUST_VOLUME`] is mounted: [`AGENT_BUNDLE`] and [`AGENT_AUTHORITY`].
+pub const AGENT_TRUST_DIR: &str = "/var/run/sallyport/trust";
+/// File in [`AGENT_TRUST_DIR`]: PEM, Mozilla's authorities and the pod's own, for programs whose file replaces theirs.
+pub const AGENT_BUNDLE: &str = "bundle.pem";
+/// File in [`AGENT_TRUST_DIR`]: PEM, the pod's own authority alone, for programs that add it to theirs.
+pub const AGENT_AUTHORITY: &str = "ca.pem";
 /// Where [`STATE_VOLUME`] is mounted.
 pub const STATE_DIR: &str = "/var/lib/sallyport";
-/// Where [`IDENTITY_VOLUME`] is mounted: `ca.crt` and `token`.
+/// File in [`IDENTITY_DIR`]: PEM, the cluster's own authority, by which the API server is known.
+pub const CLUSTER_AUTHORITY: &str = "cluster.crt";
+/// Where [`IDENTITY_VOLUME`] is mounted: `ca.crt`, `token` and [`CLUSTER_AUTHORITY`].
 pub const IDENTITY_DIR: &str = "/var/run/secrets/sallyport.dev";
 
 /// The ConfigMap, in every namespace with guarded pods, that holds the operator's authorities.

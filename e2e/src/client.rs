@@ -47,6 +47,7 @@ pub struct Call {
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 struct Said {
     trust: Option<String>,
+    trust_variable: Option<String>,
     server_name: Option<String>,
     tunnel_to: Option<String>,
     host: Option<String>,
@@ -118,6 +119,13 @@ impl Call {
     #[must_use]
     pub fn trusting(mut self, pem: impl Into<String>) -> Self {
         self.said.trust = Some(pem.into());
+        self
+    }
+
+    /// Trusts the authorities in the file that this variable of the calling process names, for `https://`.
+    #[must_use]
+    pub fn trusting_variable(mut self, name: &str) -> Self {
+        self.said.trust_variable = Some(name.into());
         self
     }
 
@@ -271,7 +279,11 @@ impl Call {
             }
             let name = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
             let name = self.said.server_name.as_deref().unwrap_or(name);
-            stream = stream.secure(name, self.said.trust.as_deref().unwrap_or_default(), self.deadline)?;
+            let mut trust = self.said.trust.clone().unwrap_or_default();
+            if let Some(file) = self.said.trust_variable.as_ref().and_then(std::env::var_os) {
+                trust.push_str(&std::fs::read_to_string(file)?);
+            }
+            stream = stream.secure(name, &trust, self.deadline)?;
         }
         Ok(Opened::Ready(self.reader(stream, start)))
     }

@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use sallyport_api::names::AGENT_TRUST_DIR;
 use sallyport_e2e::agent::{Ear, HEARD, Outcome, Remote, Task};
 use sallyport_e2e::cluster::{Namespace, Pod, await_condition, cni_spec, usual_spec};
 use serde_json::{Value, json};
@@ -284,14 +285,14 @@ fn nothing_gets_out(stage: &Stage) {
     let mark = tries.mark();
     let hello = client_hello(&mark);
     let task = |address, send| Task::Tcp { address, send, deadline: PATIENCE };
-    tries.add("TLS to port 443", mark, task(SocketAddr::new(node, 443), hello), Must::Nothing);
+    tries.add("TLS to port 443", mark, task(SocketAddr::new(node, 443), hello), Must::NotStatus(&["200"]));
     let mark = tries.mark();
     let hello = client_hello(host);
     tries.add(
         "TLS with the allowed host's name",
         mark,
         task(SocketAddr::new(node, 443), hello),
-        Must::Nothing,
+        Must::NotStatus(&["200"]),
     );
     if let Some((_, there)) = v6 {
         tries.tcp("IPv6 TCP to the node's link-local address", there.into(), raw, Must::NotStatus(&["200"]));
@@ -514,13 +515,14 @@ fn what_the_agent_sees(stage: &Stage) -> Vec<String> {
         row(read.is_err(), path, &read.map_or_else(|e| e, |text| format!("{} bytes", text.len())));
     }
     let mounts = stage.text(&Task::Read("/proc/self/mountinfo".into())).unwrap();
-    // The fifth field is where it is mounted.
-    let of_ours: Vec<_> = mounts
+    // The fifth field is where it is mounted, the sixth how. Whom to trust is there to be read, and only that.
+    let of_ours: Vec<(&str, &str)> = mounts
         .lines()
-        .filter_map(|l| l.split_whitespace().nth(4))
-        .filter(|at| at.contains("sallyport"))
+        .filter_map(|l| l.split_whitespace().nth(4).zip(l.split_whitespace().nth(5)))
+        .filter(|(at, _)| at.contains("sallyport"))
         .collect();
-    row(of_ours.is_empty(), "mounts named after the sidecar", &of_ours.join(" "));
+    let to_read = |(at, how): &(&str, &str)| *at == AGENT_TRUST_DIR && how.split(',').any(|o| o == "ro");
+    row(of_ours.iter().all(to_read), "mounts named after the sidecar", &format!("{of_ours:?}"));
 
     let all = stage.text(&Task::List("/proc".into())).unwrap();
     let processes: Vec<_> = all.lines().filter(|n| n.bytes().all(|b| b.is_ascii_digit())).collect();

@@ -13,4 +13,5 @@ mod journey;
 mod metrics;
 mod names;
 mod policy;
+mod tls;
 mod traffic;

@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::observer::LogObserver;
 use crate::server::Server;
-use crate::tls::{Authority, Minter, Tls};
+use crate::tls::{Authority, Minter, Tls, Whose};
 use crate::{sidecar, watchdog};
 use args::{Args, Parsed, parse};
 
@@ -106,7 +106,7 @@ fn enforce_file(args: Args) -> Result<()> {
 }
 
 fn certificates(dir: &Path, names: usize) -> Result<Tls> {
-    let authority = Authority::open(dir, Timestamp::now()).context("--authority")?;
+    let authority = Authority::open(dir, Whose::Machine, Timestamp::now()).context("--authority")?;
     Ok(Tls::new(Minter::new(authority)?).most_names(names))
 }
 

@@ -13,6 +13,7 @@ mod http;
 mod ready;
 mod refusing;
 mod state;
+mod trust;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -57,6 +58,8 @@ pub struct Options {
     pub metrics_addr: SocketAddr,
     /// On which port of the loopback names are resolved; none where connections are not captured.
     pub dns_port: Option<u16>,
+    /// Where to write what the agent must trust; none where TLS is not opened.
+    pub trust_dir: Option<PathBuf>,
     /// How the filter runs; its socket is in `run_dir`.
     pub config: Config,
     /// Abort when no call could be answered for so long.
@@ -71,6 +74,8 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()> + Send) ->
         std::process::abort();
     })?;
     let metrics = Arc::new(Metrics::new().context("metrics")?);
+    // Before a bundle brings Envoy its configuration, which names one of the files.
+    let tls = options.trust_dir.as_deref().map(|dir| trust::prepare(&options, dir)).transpose()?;
     let mut config = options.config;
     config.socket = options.run_dir.join(SOCKET);
     let socket = config.socket.display().to_string();
@@ -78,6 +83,9 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()> + Send) ->
     let resolver_observer = Arc::clone(&observer) as Arc<dyn crate::Observer>;
     let mut server = Server::bind(config, Arc::new(refusing::Refusing::default()), observer)
         .with_context(|| format!("{socket}: can't listen"))?;
+    if let Some(tls) = tls {
+        server = server.with_tls(tls);
+    }
     let envoy = Envoy::new(&options.run_dir);
     let state = State::new(&options.state_dir);
     // Blocks everything from here on, and before the server answers anybody.

@@ -12,7 +12,7 @@ mod names;
 mod secrets;
 mod trust;
 
-pub use authority::{Authority, AuthorityError, Minted, Minter};
+pub use authority::{Authority, AuthorityError, Minted, Minter, Whose};
 pub use names::{Inside, OpenedTo};
 pub(crate) use secrets::Secrets;
 pub use secrets::Tls;

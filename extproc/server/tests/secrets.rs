@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use sallyport_api::Mode;
-use sallyport_extproc::tls::{Authority, Minter, Tls};
+use sallyport_extproc::tls::{Authority, Minter, Tls, Whose};
 use sallyport_proto::secrets::{
     AggregatedDiscoveryServiceClient, DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest,
     SECRET_TYPE,
@@ -18,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 fn rig(mode: Mode, names: usize) -> Rig {
-    let (authority, _) = Authority::make(Timestamp::now()).unwrap();
+    let (authority, _) = Authority::make(Whose::Machine, Timestamp::now()).unwrap();
     let tls = Tls::new(Minter::new(authority).unwrap()).most_names(names);
     Rig::serving(Words::with(mode, 1 << 20), Arc::default(), |_| {}, |server| server.with_tls(tls))
 }

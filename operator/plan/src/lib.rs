@@ -21,6 +21,7 @@ mod settings;
 pub mod sidecar;
 pub mod size;
 mod tls;
+pub mod trust;
 
 use sallyport_api::AgentPolicySpec;
 use serde_json::{Value, json};
@@ -54,7 +55,8 @@ pub fn render(spec: &AgentPolicySpec, settings: &Settings) -> Value {
     }
     let mut bootstrap = bootstrap(settings, &listeners, &clusters);
     if settings.intercept_tls && settings.proxy.is_some() {
-        tls::add_to_bootstrap(&mut bootstrap);
+        tls::add_inner_listeners(&mut bootstrap);
+        tls::add_certificates(&mut bootstrap);
     }
     bootstrap
 }

@@ -12,7 +12,7 @@ use crate::cluster::{BY_ADDRESS, BY_NAME, base_url_name, dns_cache, guards};
 use crate::extension;
 use crate::http::{Manager, manager};
 use crate::settings::{BaseUrl, ProxyListener, Settings};
-use crate::tls::{self, BY_NAME_TLS, Inside, TUNNEL};
+use crate::tls::{self, BY_ADDRESS_TLS, BY_NAME_TLS, Inside, TUNNEL};
 
 /// The explicit proxy.
 pub(crate) fn proxy(
@@ -45,6 +45,7 @@ fn dialling(
     let no_connect = json!({"match": {"connect_matcher": {}}, "direct_response": {"status": 403}});
     let routes = match inside {
         Inside::Tunnel => json!([no_connect, no_upgrade(), route(&json!({"cluster": BY_NAME_TLS}))]),
+        Inside::Captured => json!([no_connect, no_upgrade(), route(&json!({"cluster": BY_ADDRESS_TLS}))]),
         Inside::Clear | Inside::Proxy => json!([
             if inside == Inside::Proxy { tls::connect_route() } else { no_connect },
             no_upgrade(),
@@ -95,6 +96,8 @@ pub(crate) fn transparent(
     buffer: u32,
 ) -> Value {
     let filter = dialling(spec, settings, name, Inside::Clear, true, buffer);
+    let over_tls = format!("{name}_tls");
+    let opened = dialling(spec, settings, &over_tls, Inside::Captured, true, buffer);
     // The first bytes decide between TLS and the rest; who sends none in time is closed, since protocols
     // where the server speaks first can't be inspected.
     json!({
@@ -115,8 +118,7 @@ pub(crate) fn transparent(
             // A connection that was not redirected has this port as its destination. Another pod would use
             // the listener as its own proxy by it, and Envoy itself would come back for ever.
             {"name": "not_redirected", "filter_chain_match": {"destination_port": port}, "filters": [closed()]},
-            // TLS can't be inspected yet, so it is closed rather than tunnelled.
-            {"name": "tls", "filter_chain_match": {"transport_protocol": "tls"}, "filters": [closed()]},
+            tls::chain(&over_tls, &opened),
             {"name": name, "filters": [filter]},
         ],
     })

@@ -3,16 +3,16 @@
 //! The bootstrap holds what never changes with a policy but by a restart (sockets, clusters); the listeners
 //! are a file beside it, replaced by rename, which Envoy watches.
 //!
-//! Plain HTTP only: on the transparent listener TLS is closed, not tunnelled. A host that egress permits is
-//! reached over http, on the port its name says (80 if it says none).
+//! On the transparent listener TLS is opened with a certificate of the filter's process, and what is neither TLS
+//! nor HTTP is closed. With `Explicit` it is plain HTTP only.
 
-use sallyport_api::names::{DNS_PORT, METRICS_PORT, PROXY_PORT, RUN_DIR, TRANSPARENT_PORT};
+use sallyport_api::names::{DNS_PORT, METRICS_PORT, PROXY_PORT, RUN_DIR, TRANSPARENT_PORT, UPSTREAM_ROOTS};
 use sallyport_api::{AgentPolicySpec, CaptureMode};
 use serde_json::{Value, json};
 
 use crate::digest::sha256_hex;
 use crate::settings::{ProxyListener, Settings};
-use crate::{bootstrap, buffer_limit, cluster, listener, size};
+use crate::{bootstrap, buffer_limit, cluster, listener, size, tls};
 
 /// Name of the transparent listener for IPv4.
 pub const TRANSPARENT: &str = "transparent";
@@ -25,11 +25,14 @@ pub const TRANSPARENT_V6: &str = "transparent_v6";
 pub fn render_sidecar(spec: &AgentPolicySpec) -> Value {
     let settings = settings(spec);
     let buffer = buffer_limit(spec, &settings);
-    let dialled = match spec.capture.mode {
-        CaptureMode::Explicit => cluster::by_name(spec, &settings, buffer),
-        CaptureMode::Cni | CaptureMode::Init => cluster::by_address(&settings, buffer),
-    };
-    let clusters = [cluster::extproc(&settings, buffer), dialled];
+    let mut clusters = vec![cluster::extproc(&settings, buffer)];
+    match spec.capture.mode {
+        CaptureMode::Explicit => clusters.push(cluster::by_name(spec, &settings, buffer)),
+        CaptureMode::Cni | CaptureMode::Init => {
+            clusters.push(cluster::by_address(&settings, buffer));
+            clusters.push(tls::by_address_tls(&settings, buffer));
+        }
+    }
     let mut bootstrap = bootstrap(&settings, &[], &clusters);
     bootstrap["dynamic_resources"] = json!({"lds_config": {
         "resource_api_version": "V3",
@@ -39,6 +42,9 @@ pub fn render_sidecar(spec: &AgentPolicySpec) -> Value {
             "watched_directory": {"path": RUN_DIR},
         },
     }});
+    if spec.capture.mode.forces() {
+        tls::add_certificates(&mut bootstrap);
+    }
     let listeners = match (spec.capture.mode, &settings.proxy) {
         (CaptureMode::Explicit, Some(proxy)) => vec![listener::proxy(spec, &settings, proxy, buffer)],
         _ => [(TRANSPARENT, "0.0.0.0"), (TRANSPARENT_V6, "::")]
@@ -58,7 +64,14 @@ fn settings(spec: &AgentPolicySpec) -> Settings {
             (None, vec![TRANSPARENT_PORT, PROXY_PORT, METRICS_PORT, DNS_PORT])
         }
     };
-    Settings { proxy, own_ports, message_timeout: sizing.message_timeout, ..Settings::new(RUN_DIR) }
+    Settings {
+        proxy,
+        own_ports,
+        message_timeout: sizing.message_timeout,
+        // The filter's process writes it, before it writes Envoy's configuration.
+        ca_bundle: std::path::Path::new(RUN_DIR).join(UPSTREAM_ROOTS),
+        ..Settings::new(RUN_DIR)
+    }
 }
 
 fn discovery_response(mut listeners: Vec<Value>) -> Value {

@@ -11,7 +11,7 @@
 use sallyport_api::AgentPolicySpec;
 use serde_json::{Value, json};
 
-use crate::cluster::{EXTPROC, by_name, endpoints, set_protocols};
+use crate::cluster::{EXTPROC, by_address, by_name, endpoints, set_protocols};
 use crate::http::upstream_http;
 use crate::settings::{Scheme, Settings};
 use crate::{extension, path};
@@ -20,6 +20,8 @@ use crate::{extension, path};
 pub(crate) const TUNNEL: &str = "tunnel";
 /// Name of the cluster that takes its address from the request and speaks TLS to it.
 pub(crate) const BY_NAME_TLS: &str = "by_name_tls";
+/// Name of the cluster that dials the address which the filter's process names, and speaks TLS to it.
+pub(crate) const BY_ADDRESS_TLS: &str = "by_address_tls";
 /// The name that is asked for where the client named no server: no host is called so, and none is minted.
 pub const NO_SERVER_NAME: &str = "-";
 /// Under this name a tunnel's destination goes with its connection into the inner listener.
@@ -34,6 +36,8 @@ pub(crate) enum Inside {
     Proxy,
     /// TLS inside a tunnel that a client opened by CONNECT.
     Tunnel,
+    /// TLS of a connection that was captured on its way.
+    Captured,
 }
 
 impl Inside {
@@ -43,21 +47,22 @@ impl Inside {
             Self::Clear => None,
             Self::Proxy => Some("connect"),
             Self::Tunnel => Some("tunnel"),
+            Self::Captured => Some("captured"),
         }
     }
 
     /// Whether what comes through was TLS.
     pub(crate) const fn is_tls(self) -> bool {
-        matches!(self, Self::Tunnel)
+        matches!(self, Self::Tunnel | Self::Captured)
     }
 
     /// What the filter's process must know beside the request, to see that both name the same server.
     pub(crate) fn attributes(self) -> Vec<String> {
+        const SERVER_NAME: &str = "connection.requested_server_name";
         match self {
             Self::Clear | Self::Proxy => vec![],
-            Self::Tunnel => {
-                vec!["connection.requested_server_name".into(), format!("filter_state['{CONNECT_STATE}']")]
-            }
+            Self::Tunnel => vec![SERVER_NAME.into(), format!("filter_state['{CONNECT_STATE}']")],
+            Self::Captured => vec![SERVER_NAME.into()],
         }
     }
 }
@@ -200,13 +205,24 @@ fn downstream() -> Value {
 
 /// Upstreams that the requests inside TLS name: as in the clear, and over TLS.
 pub(crate) fn by_name_tls(spec: &AgentPolicySpec, settings: &Settings, buffer: u32) -> Value {
-    let mut cluster = by_name(spec, settings, buffer);
-    cluster["name"] = json!(BY_NAME_TLS);
-    set_protocols(&mut cluster, &upstream_http(Some(Scheme::Https), buffer));
+    over_tls(BY_NAME_TLS, by_name(spec, settings, buffer), settings, buffer)
+}
+
+/// Upstreams of captured TLS: as in the clear, and over TLS.
+pub(crate) fn by_address_tls(settings: &Settings, buffer: u32) -> Value {
+    over_tls(BY_ADDRESS_TLS, by_address(settings, buffer), settings, buffer)
+}
+
+/// The same cluster, speaking TLS. Both the name that is asked for and the one that is verified are the request's
+/// host, which was judged.
+fn over_tls(name: &str, mut cluster: Value, settings: &Settings, buffer: u32) -> Value {
+    let mut protocols = upstream_http(Some(Scheme::Https), buffer);
+    protocols["upstream_http_protocol_options"] = json!({"auto_sni": true, "auto_san_validation": true});
+    cluster["name"] = json!(name);
+    set_protocols(&mut cluster, &protocols);
     cluster["transport_socket"] = extension(
         "envoy.transport_sockets.tls",
         "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
-        // The name to ask for and to verify is the request's host: `auto_sni`, `auto_san_validation`.
         json!({"common_tls_context": {
             "validation_context": {"trusted_ca": {"filename": path(&settings.ca_bundle)}},
         }}),
@@ -214,13 +230,17 @@ pub(crate) fn by_name_tls(spec: &AgentPolicySpec, settings: &Settings, buffer: u
     cluster
 }
 
-/// What a bootstrap needs for all this: the stream that certificates come by, and inner listeners.
-pub(crate) fn add_to_bootstrap(bootstrap: &mut Value) {
+/// What a bootstrap needs for CONNECT: inner listeners.
+pub(crate) fn add_inner_listeners(bootstrap: &mut Value) {
     bootstrap["bootstrap_extensions"] = json!([extension(
         "envoy.bootstrap.internal_listener",
         "envoy.extensions.bootstrap.internal_listener.v3.InternalListener",
         json!({}),
     )]);
+}
+
+/// The stream that certificates come by.
+pub(crate) fn add_certificates(bootstrap: &mut Value) {
     bootstrap["dynamic_resources"]["ads_config"] = json!({
         "api_type": "DELTA_GRPC",
         "transport_api_version": "V3",

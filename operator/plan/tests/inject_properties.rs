@@ -4,7 +4,9 @@
 
 use k8s_openapi::api::core::v1::{Container, Pod, SecurityContext};
 use proptest::prelude::*;
-use sallyport_api::names::{CAPTURE_CONTAINER, ENVOY_CONTAINER, EXTPROC_CONTAINER, SIDECAR_UID, STATUS};
+use sallyport_api::names::{
+    AGENT_TRUST_VOLUME, CAPTURE_CONTAINER, ENVOY_CONTAINER, EXTPROC_CONTAINER, SIDECAR_UID, STATUS,
+};
 use sallyport_api::{AgentPolicyObject, AgentPolicySpec, Capture, CaptureMode, Isolation};
 use sallyport_plan::inject::{
     Facts, Images, InjectSettings, Injection, Outcome, check_created, check_update, inject,
@@ -192,7 +194,19 @@ proptest! {
             let was = before.security_context.clone().unwrap_or_default();
             no_stronger(&was, after.security_context.as_ref().unwrap());
             // Nothing else is touched.
-            let rest = |c: Container| Container { security_context: None, env: None, ..c };
+            let mut after = after;
+            let mounts = after.volume_mounts.get_or_insert_default();
+            let trust = mounts.iter().position(|m| m.name == AGENT_TRUST_VOLUME);
+            prop_assert_eq!(trust.is_some(), policies[0].spec.capture.mode.forces());
+            if let Some(at) = trust {
+                prop_assert_eq!(mounts.remove(at).read_only, Some(true));
+            }
+            let rest = |c: Container| Container {
+                security_context: None,
+                env: None,
+                volume_mounts: c.volume_mounts.filter(|m| !m.is_empty()),
+                ..c
+            };
             prop_assert_eq!(rest(before), rest(after));
         }
     }

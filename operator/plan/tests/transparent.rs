@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use net::{AGENT, FAR, NEAR, Net, PATIENCE, POD, ROOT, SIDECAR, at, sh, within};
-use sallyport_api::names::{RUN_DIR, TRANSPARENT_PORT};
+use sallyport_api::names::{RUN_DIR, TRANSPARENT_PORT, UPSTREAM_ROOTS};
 use sallyport_api::{AgentPolicySpec, Capture, FailurePolicy};
 use sallyport_plan::sidecar::render_sidecar;
 
@@ -42,6 +42,8 @@ fn envoy(net: &Net, dir: &Path, binary: &Path) -> Envoy {
         let text = rendered[part].to_string().replace(RUN_DIR, dir.to_str().unwrap());
         std::fs::write(dir.join(file), text).unwrap();
     }
+    // Nobody speaks TLS here; Envoy wants the file all the same.
+    std::fs::write(dir.join(UPSTREAM_ROOTS), include_str!("../../../e2e/tests/fixtures/ca.pem")).unwrap();
     assert!(sh(&format!("chown -R {SIDECAR} {}", dir.display())).status.success());
     let log = std::fs::File::create(dir.join("envoy.log")).unwrap();
     let child = Command::new("ip")
@@ -133,7 +135,7 @@ fn a_captured_call_goes_where_it_was_going_and_nothing_else_goes_anywhere() {
         assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("egress_denied"), "{to}: {answer}");
         assert!(answer.contains("no call may go to") && answer.contains("[never]"), "{to}: {answer}");
     }
-    // TLS is closed without a byte, and so is what is no HTTP.
+    // Without the filter there is no certificate, and TLS gets no byte; what is no HTTP is closed.
     let hello = b"\x16\x03\x01\x00\x2f\x01\x00\x00\x2b\x03\x03\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x00\x00\x02\x13\x01\x01\x00\x00\x00";
     assert_eq!(agent(FAR[0], 443, hello).as_deref(), Some(""));
     let answer = agent(FAR[0], 22, b"SSH-2.0-agent\r\n\r\n").unwrap();

@@ -15,7 +15,7 @@ Answers Envoy's external processing filter by an AgentPolicy.
 Usage: sallyport-extproc --policy FILE --socket PATH [OPTIONS]
        sallyport-extproc sidecar --discovery URL --run-dir DIR --state-dir DIR
                                  --identity-dir DIR [--metrics-addr ADDR]
-                                 [--captured] [--dns-port PORT] [OPTIONS]
+                                 [--captured] [--dns-port PORT] [--trust-dir DIR] [OPTIONS]
        sallyport-extproc ready --run-dir DIR
 
 The first form enforces a file. `sidecar` runs in a guarded pod: it enforces what
@@ -37,6 +37,8 @@ Options of `sidecar`:
   --captured           enforce nothing until this pod's capture rules are there
   --dns-port PORT      resolve names on this port of the loopback, UDP and TCP, and
                        hold captured calls against them (default: don't)
+  --trust-dir DIR      open TLS for inspection, and write there what the agent must
+                       trust: bundle.pem and ca.pem (default: don't)
 
 Options of both:
   --budget-bytes N     bytes of bodies that may be held at once, beyond which calls
@@ -103,7 +105,7 @@ pub(super) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, 
     let (mut policy, mut socket, mut discovery) = (None, None, None);
     let (mut run_dir, mut state_dir, mut identity_dir) = (None, None, None);
     let (mut authority, mut tls_names) = (None, Tls::DEFAULT_MOST_NAMES);
-    let mut captured = false;
+    let (mut captured, mut trust_dir) = (false, None);
     let mut metrics_addr = DEFAULT_METRICS;
     let mut dns_port = None;
     let mut config = Config::new("");
@@ -124,6 +126,7 @@ pub(super) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, 
             Long("identity-dir") if pod => identity_dir = Some(PathBuf::from(parser.value()?)),
             Long("metrics-addr") if pod => metrics_addr = number(&mut parser, "--metrics-addr")?,
             Long("captured") if pod => captured = true,
+            Long("trust-dir") if pod => trust_dir = Some(PathBuf::from(parser.value()?)),
             Long("dns-port") if pod => dns_port = Some(number(&mut parser, "--dns-port")?),
             Long("budget-bytes") if !ready => config.budget_bytes = number(&mut parser, "--budget-bytes")?,
             Long("scan-timeout-ms") if !ready => {
@@ -167,6 +170,7 @@ pub(super) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, 
                 captured,
                 metrics_addr,
                 dns_port,
+                trust_dir,
                 config,
                 watchdog,
             };

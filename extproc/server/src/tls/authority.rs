@@ -15,8 +15,6 @@ use sallyport_proto::secrets::{DataSource, Secret, Specifier, TlsCertificate, Ty
 
 /// How long a certificate of a server is valid. Short, because nothing revokes one.
 const LEAF_LIFE: SignedDuration = SignedDuration::from_hours(24);
-/// How long an authority that is made here is valid.
-const LIFE: SignedDuration = SignedDuration::from_hours(365 * 24);
 /// An authority with less than this left is replaced when it is opened: whoever starts on it now may run
 /// for that long.
 const LEAST_LEFT: SignedDuration = SignedDuration::from_hours(30 * 24);
@@ -50,6 +48,15 @@ pub enum AuthorityError {
     },
 }
 
+/// Whom an authority is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// A machine: it outlives runs, and people may add it to their programs. A year.
+    Machine,
+    /// One pod: it ends with it, and nobody else trusts it. Ten years, because the pod's programs read it once.
+    Pod,
+}
+
 /// Who signs the certificates that Envoy shows to agents.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
@@ -63,12 +70,30 @@ impl std::fmt::Debug for Authority {
     }
 }
 
+// === impl Whose ===
+
+impl Whose {
+    const fn life(self) -> SignedDuration {
+        match self {
+            Self::Machine => SignedDuration::from_hours(365 * 24),
+            Self::Pod => SignedDuration::from_hours(10 * 365 * 24),
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Machine => "Sallyport on this machine",
+            Self::Pod => "Sallyport in this pod",
+        }
+    }
+}
+
 // === impl Authority ===
 
 impl Authority {
     /// Reads the authority that stands in this directory, or makes one and writes it there: `ca.pem`, and
     /// `ca.key` for its owner only. One that is about to expire is replaced.
-    pub fn open(dir: &Path, now: Timestamp) -> Result<Self, AuthorityError> {
+    pub fn open(dir: &Path, whose: Whose, now: Timestamp) -> Result<Self, AuthorityError> {
         let (certificate, key) = (dir.join(CERTIFICATE), dir.join(KEY));
         match (read(&certificate)?, read(&key)?) {
             (Some(certificate), Some(key)) => {
@@ -85,7 +110,7 @@ impl Authority {
                 return Err(AuthorityError::Unusable { dir: dir.to_owned(), error });
             }
         }
-        let (made, secret) = Self::make(now)?;
+        let (made, secret) = Self::make(whose, now)?;
         let file = |path: &Path, error| AuthorityError::File { path: path.to_owned(), error };
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| file(dir, e))?;
         // The key first: a certificate without its key would be an error at the next start, and so would the
@@ -96,18 +121,19 @@ impl Authority {
     }
 
     /// Makes an authority, with its key as PEM.
-    pub fn make(now: Timestamp) -> Result<(Self, String), AuthorityError> {
+    pub fn make(whose: Whose, now: Timestamp) -> Result<(Self, String), AuthorityError> {
         let key = KeyPair::generate()?;
+        let expires = later(now, whose.life());
         let mut params = CertificateParams::default();
         // Each has a name of its own, so that a verifier never tries one's key on another's work.
-        params.distinguished_name = named(&format!("Sallyport on this machine, {now}"));
+        params.distinguished_name = named(&format!("{}, {now}", whose.name()));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.not_before = date_time_ymd(1970, 1, 1) + seconds(later(now, -BACKDATE));
-        params.not_after = date_time_ymd(1970, 1, 1) + seconds(later(now, LIFE));
+        params.not_after = date_time_ymd(1970, 1, 1) + seconds(expires);
         let certificate = params.self_signed(&key)?.pem();
         let secret = key.serialize_pem();
-        let authority = Self { issuer: Issuer::new(params, key), certificate, expires: later(now, LIFE) };
+        let authority = Self { issuer: Issuer::new(params, key), certificate, expires };
         Ok((authority, secret))
     }
 
@@ -249,24 +275,24 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().join("state/ca");
         let now = Timestamp::now();
-        let made = Authority::open(&dir, now).unwrap();
-        let again = Authority::open(&dir, now).unwrap();
+        let made = Authority::open(&dir, Whose::Machine, now).unwrap();
+        let again = Authority::open(&dir, Whose::Machine, now).unwrap();
         assert_eq!(made.certificate(), again.certificate());
         assert_eq!(made.expires().as_second(), again.expires().as_second());
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&dir.join(KEY)), 0o600);
         assert_eq!(mode(&dir), 0o700);
         let near = later(made.expires(), -LEAST_LEFT);
-        assert_ne!(Authority::open(&dir, near).unwrap().certificate(), made.certificate());
+        assert_ne!(Authority::open(&dir, Whose::Machine, near).unwrap().certificate(), made.certificate());
     }
 
     #[test]
     fn files_that_are_no_authority_are_named_and_kept() {
         let dir = tempfile::tempdir().unwrap();
         let now = Timestamp::now();
-        let text = |dir: &Path| Authority::open(dir, now).unwrap_err().to_string();
-        Authority::open(dir.path(), now).unwrap();
-        let (_, other) = Authority::make(now).unwrap();
+        let text = |dir: &Path| Authority::open(dir, Whose::Machine, now).unwrap_err().to_string();
+        Authority::open(dir.path(), Whose::Machine, now).unwrap();
+        let (_, other) = Authority::make(Whose::Pod, now).unwrap();
         std::fs::write(dir.path().join(KEY), other).unwrap();
         assert!(text(dir.path()).contains("remove both"), "{}", text(dir.path()));
         std::fs::write(dir.path().join(KEY), "no key").unwrap();
@@ -280,7 +306,7 @@ mod tests {
     fn a_certificate_is_for_one_name_for_a_day_and_never_outlives_its_authority() {
         use x509_parser::prelude::{FromDer, X509Certificate};
         let now = Timestamp::now();
-        let minter = Minter::new(Authority::make(now).unwrap().0).unwrap();
+        let minter = Minter::new(Authority::make(Whose::Pod, now).unwrap().0).unwrap();
         let read = |at| {
             let secret = minter.mint("api.test", "API.test", at).unwrap().secret;
             let secret = Secret::decode(secret.as_slice()).unwrap();

@@ -22,6 +22,8 @@ pub enum Inside {
     Proxy,
     /// TLS, inside a tunnel that was opened by CONNECT.
     Tunnel,
+    /// TLS of a connection that was captured on its way.
+    Captured,
 }
 
 impl Inside {
@@ -30,13 +32,14 @@ impl Inside {
         match text {
             "connect" => Some(Self::Proxy),
             "tunnel" => Some(Self::Tunnel),
+            "captured" => Some(Self::Captured),
             _ => None,
         }
     }
 
     /// Whether it was TLS.
     pub(crate) const fn is_tls(self) -> bool {
-        matches!(self, Self::Tunnel)
+        matches!(self, Self::Tunnel | Self::Captured)
     }
 }
 
@@ -56,6 +59,8 @@ impl OpenedTo {
         match inside {
             Inside::Clear | Inside::Proxy => Self::default(),
             Inside::Tunnel => Self { server_name: text(SNI), connect: text(CONNECT) },
+            // The address that it was made to is held against the host elsewhere.
+            Inside::Captured => Self { server_name: text(SNI), connect: None },
         }
     }
 
@@ -114,6 +119,8 @@ mod tests {
     fn what_envoy_does_not_tell_agrees_with_no_request() {
         let silent = OpenedTo::read(&ProcessingRequest::default(), Inside::Tunnel);
         assert!(!silent.agree(&request("a.test", 443)));
+        let silent = OpenedTo::read(&ProcessingRequest::default(), Inside::Captured);
+        assert!(!silent.agree(&request("a.test", 443)));
         let clear = OpenedTo::read(&ProcessingRequest::default(), Inside::Proxy);
         assert!(clear.agree(&request("a.test", 443)));
     }
@@ -144,6 +151,7 @@ mod tests {
     fn a_listener_of_another_version_is_not_understood() {
         assert_eq!(Inside::parse("connect"), Some(Inside::Proxy));
         assert_eq!(Inside::parse("tunnel"), Some(Inside::Tunnel));
+        assert_eq!(Inside::parse("captured"), Some(Inside::Captured));
         assert_eq!(Inside::parse("captured, perhaps"), None);
     }
 }

@@ -6,24 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use jiff::Timestamp;
-use sallyport_extproc::tls::{Authority, Minter, Tls, mozilla_roots};
-
-/// What programs call the file of authorities that replaces their own: all of Mozilla's and ours.
-const BUNDLE_VARIABLES: [&str; 8] = [
-    "SSL_CERT_FILE",                    // OpenSSL and what is built on it, Go, rustls-native-certs
-    "REQUESTS_CA_BUNDLE",               // Python requests
-    "CURL_CA_BUNDLE",                   // curl
-    "PIP_CERT",                         // pip
-    "GIT_SSL_CAINFO",                   // git
-    "AWS_CA_BUNDLE",                    // AWS CLI and boto3
-    "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", // gRPC in C++, Python, Ruby
-    "CARGO_HTTP_CAINFO",                // cargo
-];
-/// What programs call the file of authorities that they take besides their own.
-const EXTRA_VARIABLES: [&str; 2] = [
-    "NODE_EXTRA_CA_CERTS", // Node
-    "DENO_CERT",           // Deno
-];
+use sallyport_extproc::tls::{Authority, Minter, Tls, Whose, mozilla_roots};
+use sallyport_plan::trust::{BUNDLE_VARIABLES, EXTRA_VARIABLES};
 
 /// Files that certificates are made and checked by.
 #[derive(Debug)]
@@ -51,7 +35,7 @@ impl Trust {
             );
             roots = format!("{roots}{}\n", text.trim_end());
         }
-        let opened = Authority::open(authority, Timestamp::now()).context("--authority")?;
+        let opened = Authority::open(authority, Whose::Machine, Timestamp::now()).context("--authority")?;
         let (upstream, bundle) = (run_dir.join("upstream.pem"), run_dir.join("bundle.pem"));
         write(&upstream, &roots)?;
         write(&bundle, &format!("{roots}{}", opened.certificate()))?;
@@ -105,7 +89,7 @@ mod tests {
         let run = dir.path().join("it's run");
         fs::create_dir(&run).unwrap();
         let more = dir.path().join("more.pem");
-        let (other, _) = Authority::make(Timestamp::now()).unwrap();
+        let (other, _) = Authority::make(Whose::Machine, Timestamp::now()).unwrap();
         fs::write(&more, other.certificate()).unwrap();
         let trust = Trust::open(&dir.path().join("ca"), &run, Some(&more)).unwrap();
         let read = |path: &Path| fs::read_to_string(path).unwrap();

@@ -8,8 +8,9 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use sallyport_api::names::{
-    AUDIENCE, CAPTURE_CONTAINER, DNS_PORT, ENVOY_CONTAINER, EXTPROC_CONTAINER, IDENTITY_DIR, IDENTITY_VOLUME,
-    METRICS_PORT, RUN_DIR, RUN_VOLUME, SIDECAR_UID, STATE_DIR, STATE_VOLUME, TRUST_CONFIG_MAP, TRUST_KEY,
+    AGENT_TRUST_DIR, AGENT_TRUST_VOLUME, AUDIENCE, CAPTURE_CONTAINER, CLUSTER_AUTHORITY, DNS_PORT,
+    ENVOY_CONTAINER, EXTPROC_CONTAINER, IDENTITY_DIR, IDENTITY_VOLUME, METRICS_PORT, RUN_DIR, RUN_VOLUME,
+    SIDECAR_UID, STATE_DIR, STATE_VOLUME, TRUST_CONFIG_MAP, TRUST_KEY,
 };
 use sallyport_api::{AgentPolicySpec, CaptureMode};
 
@@ -21,7 +22,7 @@ use crate::size::Sizing;
 /// Names of the injected containers, in their order.
 pub(super) const CONTAINERS: [&str; 3] = [CAPTURE_CONTAINER, EXTPROC_CONTAINER, ENVOY_CONTAINER];
 /// Names of the injected volumes.
-pub(super) const VOLUMES: [&str; 3] = [RUN_VOLUME, STATE_VOLUME, IDENTITY_VOLUME];
+pub(super) const VOLUMES: [&str; 4] = [RUN_VOLUME, STATE_VOLUME, AGENT_TRUST_VOLUME, IDENTITY_VOLUME];
 
 /// An hour of probes: a pod that starts while every operator is down waits for its bundle, and is not
 /// restarted for it.
@@ -79,6 +80,7 @@ fn extproc(spec: &AgentPolicySpec, sizing: &Sizing, settings: &InjectSettings) -
     // Captured questions for names come to it, and captured calls are held against the answers.
     if spec.capture.mode.forces() {
         args.push(("--dns-port", DNS_PORT.to_string()));
+        args.push(("--trust-dir", AGENT_TRUST_DIR.into()));
     }
     let mut args: Vec<String> = args.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
     if spec.capture.mode.forces() {
@@ -108,6 +110,7 @@ fn extproc(spec: &AgentPolicySpec, sizing: &Sizing, settings: &InjectSettings) -
         volume_mounts: Some(vec![
             mount(RUN_VOLUME, RUN_DIR, false),
             mount(STATE_VOLUME, STATE_DIR, false),
+            mount(AGENT_TRUST_VOLUME, AGENT_TRUST_DIR, false),
             mount(IDENTITY_VOLUME, IDENTITY_DIR, true),
         ]),
         ..Container::default()
@@ -172,7 +175,7 @@ fn confined(add: Option<Vec<String>>) -> SecurityContext {
     }
 }
 
-fn mount(volume: &str, path: &str, read_only: bool) -> VolumeMount {
+pub(super) fn mount(volume: &str, path: &str, read_only: bool) -> VolumeMount {
     VolumeMount {
         name: volume.into(),
         mount_path: path.into(),
@@ -208,14 +211,24 @@ pub(super) fn volumes() -> Vec<Volume> {
         }),
         ..VolumeProjection::default()
     };
+    // Kubernetes keeps it in every namespace.
+    let cluster = VolumeProjection {
+        config_map: Some(ConfigMapProjection {
+            name: "kube-root-ca.crt".into(),
+            items: Some(vec![KeyToPath { key: "ca.crt".into(), path: CLUSTER_AUTHORITY.into(), mode: None }]),
+            optional: Some(true),
+        }),
+        ..VolumeProjection::default()
+    };
     vec![
         memory(RUN_VOLUME, "8Mi"),
         memory(STATE_VOLUME, "32Mi"),
+        memory(AGENT_TRUST_VOLUME, "2Mi"),
         Volume {
             name: IDENTITY_VOLUME.into(),
             projected: Some(ProjectedVolumeSource {
                 default_mode: Some(0o444),
-                sources: Some(vec![token, trust]),
+                sources: Some(vec![token, trust, cluster]),
             }),
             ..Volume::default()
         },

@@ -13,6 +13,7 @@ mod containers;
 mod harden;
 mod refusal;
 mod resources;
+mod trust;
 mod update;
 
 use std::collections::BTreeMap;
@@ -177,6 +178,9 @@ fn guard(pod: &Pod, facts: &Facts<'_>, settings: &InjectSettings) -> Result<Inje
                 .into(),
         );
     }
+    if spec.capture.mode.forces() {
+        trust::add(pod_spec, &mut warnings);
+    }
     let mut containers = containers::init_containers(spec, &sizing, &demands, settings);
     let injected: Vec<String> = containers.iter().map(|c| c.name.clone()).collect();
     containers.extend(pod_spec.init_containers.take().unwrap_or_default());
@@ -213,7 +217,7 @@ struct Status<'a> {
     generation: i64,
     digest: String,
     containers: Vec<String>,
-    volumes: [&'static str; 3],
+    volumes: [&'static str; 4],
     /// What the node's CNI plugin writes rules from; only where it is the one to write them.
     #[serde(skip_serializing_if = "Option::is_none")]
     capture: Option<&'a Capture>,
@@ -244,6 +248,7 @@ fn strip(pod: &mut Pod) {
     if let Some(all) = spec.volumes.as_mut() {
         all.retain(|v| !containers::VOLUMES.contains(&v.name.as_str()));
     }
+    trust::strip(spec);
 }
 
 fn policy_of<'a>(pod: &Pod, facts: &Facts<'a>) -> Result<&'a AgentPolicyObject, Refusal> {

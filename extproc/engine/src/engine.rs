@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use sallyport_api::AgentPolicySpec;
 
 use crate::body::extract::{Body, Direction, Extracted, extract};
-use crate::body::head::{LONGEST_URL, header_segments, url_of, url_structure};
+use crate::body::head::{LONGEST_URL, header_segments, parameter_segments, url_of, url_structure};
 use crate::body::json::{Doc, Kind};
 use crate::body::redact::{self, Edit};
 use crate::body::segment::{Origin, Place, Role, Segment};
@@ -47,6 +47,7 @@ struct Frame<'a> {
     head: &'a RequestHead,
     status: u16,
     egress_allowed: bool,
+    egress_listed: bool,
     tunnel: bool,
     now: Timestamp,
 }
@@ -111,6 +112,7 @@ impl Engine {
                 spaced.text = query.replace('+', " ").into();
                 ex.segments.push(spaced);
             }
+            parameter_segments(&mut ex, &url);
         }
         header_segments(&mut ex, &head.headers);
         let frame = Frame {
@@ -118,6 +120,7 @@ impl Engine {
             head,
             status: 0,
             egress_allowed: egress::allows(&self.spec.egress, head),
+            egress_listed: egress::lists(&self.spec.egress, head),
             tunnel: head.method == "CONNECT" || head.header("upgrade").is_some(),
             now,
         };
@@ -131,6 +134,7 @@ impl Engine {
             head,
             status: 0,
             egress_allowed: true,
+            egress_listed: false,
             tunnel: false,
             now,
         };
@@ -261,6 +265,7 @@ impl Engine {
             head,
             status: response.status,
             egress_allowed: true,
+            egress_listed: false,
             tunnel: false,
             now,
         }
@@ -291,6 +296,9 @@ impl Engine {
             text: text.into(),
             origin: Origin::Body { at: 0, map: None, bare: false },
         });
+        if surface == Surface::Url && text.len() <= LONGEST_URL {
+            parameter_segments(&mut ex, text);
+        }
         self.judge(&scan_frame(&head, surface, now), &ex).0
     }
 
@@ -395,6 +403,7 @@ impl Engine {
             mcp_method: &ex.mcp_method,
             tools: &ex.tools,
             egress_allowed: frame.egress_allowed,
+            egress_listed: frame.egress_listed,
             tunnel: frame.tunnel,
             exceptions: &exceptions,
         };
@@ -511,5 +520,5 @@ fn scan_frame(head: &RequestHead, surface: Surface, now: Timestamp) -> Frame<'_>
         Surface::ToolResult | Surface::McpResponse | Surface::ResponseBody => Direction::Response,
         _ => Direction::Request,
     };
-    Frame { direction, head, status: 0, egress_allowed: true, tunnel: false, now }
+    Frame { direction, head, status: 0, egress_allowed: true, egress_listed: false, tunnel: false, now }
 }

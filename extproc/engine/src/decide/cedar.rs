@@ -42,6 +42,8 @@ pub(crate) struct Ask<'a> {
     pub(crate) mcp_method: &'a str,
     pub(crate) tools: &'a [String],
     pub(crate) egress_allowed: bool,
+    /// A rule of `spec.egress` names the destination.
+    pub(crate) egress_listed: bool,
     pub(crate) tunnel: bool,
     pub(crate) exceptions: &'a [&'a str],
 }
@@ -217,7 +219,7 @@ impl Policies {
         text(&mut key, "path", path_of(ask.head));
         text(&mut key, "protocol", protocol_of(ask.protocol));
         text(&mut key, "mcpMethod", ask.mcp_method);
-        key.number(i64::from(ask.egress_allowed) | i64::from(ask.tunnel) << 1);
+        key.number(i64::from(ask.egress_allowed) | i64::from(ask.tunnel) << 1 | i64::from(ask.egress_listed) << 2);
         if r.context("port") {
             key.number(i64::from(ask.head.port));
         }
@@ -352,6 +354,7 @@ fn base_context(ask: &Ask<'_>, findings: &[Found<'_>]) -> Vec<(String, Expr)> {
         ("mcpMethod", text(ask.mcp_method)),
         ("tools", set(&mut ask.tools.iter().map(String::as_str))),
         ("egress", text(if ask.egress_allowed { "allow" } else { "deny" })),
+        ("egressListed", Expr::new_bool(ask.egress_listed)),
         ("tunnel", Expr::new_bool(ask.tunnel)),
         ("rules", set(&mut rules.into_iter())),
         ("categories", set(&mut categories.into_iter())),

@@ -12,6 +12,14 @@ pub(crate) fn allows(egress: &Egress, head: &RequestHead) -> bool {
     }
 }
 
+/// Whether a rule names the destination: its host and not just any.
+pub(crate) fn lists(egress: &Egress, head: &RequestHead) -> bool {
+    egress.rules.iter().find(|r| matches(r, head)).is_some_and(|rule| {
+        rule.action == EgressAction::Allow
+            && rule.hosts.iter().any(|h| h != "*" && host_matches(h, &head.host))
+    })
+}
+
 fn matches(rule: &EgressRule, head: &RequestHead) -> bool {
     rule.hosts.iter().any(|h| host_matches(h, &head.host))
         && (rule.ports.is_empty() || rule.ports.contains(&head.port))
@@ -71,6 +79,24 @@ mod tests {
             assert!(!path_matches("/admin/*", p), "{p}");
         }
         assert!(!super::path_matches("/admin/*", "/docs/a%20b", EgressAction::Deny));
+    }
+
+    #[test]
+    fn a_destination_is_listed_by_a_rule_that_names_it() {
+        let rule = |host: &str, action| EgressRule {
+            hosts: vec![host.to_owned()],
+            ports: vec![],
+            methods: vec![],
+            paths: vec![],
+            action,
+        };
+        let head = RequestHead { host: "10.0.0.7".into(), path: "/".into(), ..RequestHead::default() };
+        let listed = |rules: Vec<EgressRule>| lists(&Egress { rules, ..Egress::default() }, &head);
+        assert!(listed(vec![rule("10.0.0.7", EgressAction::Allow)]));
+        assert!(!listed(vec![rule("*", EgressAction::Allow)]));
+        assert!(!listed(vec![rule("10.0.0.8", EgressAction::Allow)]));
+        assert!(!listed(vec![rule("10.0.0.7", EgressAction::Deny), rule("10.0.0.7", EgressAction::Allow)]));
+        assert!(!listed(vec![]));
     }
 
     #[test]

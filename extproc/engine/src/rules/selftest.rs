@@ -2,7 +2,7 @@
 
 use super::pack::{Pack, Rule, TestCase};
 use crate::body::extract::{Body, Direction, Extracted, extract};
-use crate::body::head::url_structure;
+use crate::body::head::{parameter_segments, url_structure};
 use crate::body::segment::{Origin, Place, Role, Segment};
 use crate::detect::Detector;
 use crate::finding::Surface;
@@ -65,6 +65,7 @@ fn finds(detector: &Detector, surface: Surface, text: &str) -> bool {
     });
     if surface == Surface::Url {
         ex.structural.extend(url_structure(text));
+        parameter_segments(&mut ex, text);
     } else {
         let body = Body::new(text.as_bytes());
         ex.structural = extract(&body, Direction::Request, surface).structural;

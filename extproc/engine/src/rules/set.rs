@@ -11,6 +11,7 @@ use super::gate;
 use super::pack::{Pack, Rule, Scanner, parse_pattern, reading};
 use crate::detect::MOST_FINDINGS;
 use crate::finding::Surface;
+use crate::{url, value};
 
 /// A regex's own memory while it is compiled, in bytes; a shipped pattern needs a tenth of it.
 const REGEX_LIMIT: usize = 4 << 20;
@@ -29,8 +30,8 @@ pub(crate) struct CompiledRule {
     pub(crate) rule: Rule,
     /// The pack it came from.
     pub(crate) pack: &'static str,
-    /// One bit per surface.
-    surfaces: u16,
+    /// One bit per surface, in the lower half for texts of every kind, in the upper one for values only.
+    surfaces: u32,
     /// The longest match in bytes, where one exists.
     width: Option<usize>,
     /// Which group is the finding.
@@ -59,12 +60,50 @@ pub(crate) struct RuleSet {
     behind: Vec<Vec<u32>>,
     digits: Vec<u32>,
     at: Vec<u32>,
+    /// Rules that the engine's own code finds in values and in URLs.
+    sql: Vec<(Scanner, u32)>,
+    shell: Vec<(Scanner, u32)>,
+    urls: Vec<(Scanner, u32)>,
     /// Words that rules want near a match.
     near: Option<AhoCorasick>,
 }
 
-pub(crate) const fn bit(surface: Surface) -> u16 {
-    1 << surface as u16
+const fn bit(surface: Surface) -> u32 {
+    1 << surface as u32
+}
+
+/// What is known of a text before it is searched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kind {
+    mask: u32,
+    url: bool,
+}
+
+impl Kind {
+    /// A text of `surface`; `value` where it should be data.
+    pub(crate) const fn new(surface: Surface, value: bool) -> Self {
+        let mask = bit(surface);
+        Self { mask: if value { mask | mask << VALUES } else { mask }, url: matches!(surface, Surface::Url) || value }
+    }
+    /// The same for rules about values only: the others have seen the text already.
+    pub(crate) const fn values_only(self) -> Self {
+        Self { mask: self.mask & !((1 << VALUES) - 1), ..self }
+    }
+    /// The same for a part of a URL that was taken apart as a whole.
+    pub(crate) const fn part_of_url(self) -> Self {
+        self.values_only().view()
+    }
+    /// A view of the text: a URL is taken apart as it came.
+    const fn view(self) -> Self {
+        Self { url: false, ..self }
+    }
+}
+
+/// How far the bits of rules about values are from those of the others.
+const VALUES: u32 = 16;
+
+const fn bit_of_urls() -> u32 {
+    bit(Surface::Url)
 }
 
 /// Compiles a pattern for memory rather than speed: it runs around a gate's hits only, and a sidecar may
@@ -84,10 +123,11 @@ fn compile(pattern: &str, groups: bool) -> Option<Regex> {
 impl CompiledRule {
     fn new(rule: Rule, pack: &'static str) -> Result<Self, String> {
         let surfaces = if rule.surfaces.is_empty() {
-            u16::MAX
+            Surface::ALL.iter().fold(0, |m, s| m | bit(*s))
         } else {
             rule.surfaces.iter().fold(0, |m, s| m | bit(*s))
         };
+        let surfaces = if rule.values { surfaces << VALUES } else { surfaces };
         let (mut width, mut group) = (Some(0), 0);
         if !rule.pattern.is_empty() {
             let hir = parse_pattern(&rule.pattern)?;
@@ -241,13 +281,26 @@ impl RuleSet {
     /// Compiles rules together.
     pub(crate) fn new(rules: impl IntoIterator<Item = (&'static str, Rule)>) -> Result<Self, String> {
         let mut set =
-            Self { rules: vec![], gate: None, behind: vec![], digits: vec![], at: vec![], near: None };
+            Self {
+                rules: vec![],
+                gate: None,
+                behind: vec![],
+                digits: vec![],
+                at: vec![],
+                sql: vec![],
+                shell: vec![],
+                urls: vec![],
+                near: None,
+            };
         let mut literals: std::collections::BTreeMap<String, Vec<u32>> = std::collections::BTreeMap::new();
         for (pack, rule) in rules {
             let index = set.rules.len() as u32;
             match rule.scanner {
                 Some(Scanner::Digits) => set.digits.push(index),
                 Some(Scanner::At) => set.at.push(index),
+                Some(s) if s.reads_sql() => set.sql.push((s, index)),
+                Some(s) if s.reads_values() => set.shell.push((s, index)),
+                Some(s) if s.reads_urls() => set.urls.push((s, index)),
                 Some(_) => {}
                 None => {
                     for l in &rule.literals {
@@ -306,9 +359,14 @@ impl RuleSet {
         }
     }
 
-    /// Finds everything the rules of `surface` find in `text`.
-    pub(crate) fn search(&self, surface: Surface, text: &str, out: &mut Vec<Hit>) {
-        let bit = bit(surface);
+    /// Finds everything in `text`, which is a reading of one that came.
+    pub(crate) fn search_view(&self, kind: Kind, text: &str, out: &mut Vec<Hit>) {
+        self.search(kind.view(), text, out);
+    }
+
+    /// Finds everything that the rules for texts of that kind find in `text`.
+    pub(crate) fn search(&self, kind: Kind, text: &str, out: &mut Vec<Hit>) {
+        let bit = kind.mask;
         let mut windows = Windows::default();
         if let Some(gate) = &self.gate {
             for m in gate.find_overlapping_iter(text) {
@@ -340,6 +398,36 @@ impl RuleSet {
         for w in windows.open {
             let index = w.rule as usize;
             self.rules[index].run(index, text, w.from, w.to, out);
+        }
+        if bit >> VALUES != 0 {
+            if !self.sql.is_empty() {
+                value::scan_sql(text, |s, from, to| self.own(&self.sql, bit, s, text, from, to, out));
+            }
+            if !self.shell.is_empty() {
+                value::scan_shell(text, |s, from, to| self.own(&self.shell, bit, s, text, from, to, out));
+            }
+        }
+        if kind.url && !self.urls.is_empty() {
+            let sole = bit & bit_of_urls() != 0;
+            let either = bit | bit >> VALUES;
+            url::scan(text, sole, |s, from, to| self.own(&self.urls, either, s, text, from, to, out));
+        }
+    }
+
+    /// Notes what the engine's own code found for the rules that name its scanner. A second finding of a
+    /// rule in one text says nothing more.
+    #[allow(clippy::too_many_arguments, reason = "a closure's tail, called in three places")]
+    fn own(&self, rules: &[(Scanner, u32)], bit: u32, scanner: Scanner, text: &str, from: usize, to: usize, out: &mut Vec<Hit>) {
+        let (start, end) = (floor(text, from.min(text.len())), ceil(text, to.min(text.len())));
+        for (s, index) in rules {
+            let rule = *index as usize;
+            if *s != scanner || self.rules[rule].surfaces & bit == 0 || out.iter().any(|h| h.rule == rule) {
+                continue;
+            }
+            let Some(except) = self.rules[rule].except() else { continue };
+            if self.rules[rule].confirms(text, start, end, except) {
+                out.push(Hit { rule, start, end, broken: false });
+            }
         }
     }
 

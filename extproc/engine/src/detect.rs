@@ -201,7 +201,9 @@ impl Detector {
         let kind = Kind::new(Surface::ToolCall, true).values_only();
         let mut found = Vec::new();
         for id in 0..doc.len() {
-            let Some((value, map)) = doc.string(id).filter(|(v, _)| v.len() >= 3 && suspicious(v)) else { continue };
+            let Some((value, map)) = doc.string(id).filter(|(v, _)| v.len() >= 3 && suspicious(v)) else {
+                continue;
+            };
             if hits.len() > MOST_FINDINGS || !node_is_data(&doc, id) {
                 continue;
             }

@@ -145,7 +145,12 @@ fn a_private_destination_is_marked_unless_egress_lists_it() {
 #[test]
 fn a_url_in_an_argument_is_taken_apart_and_one_in_prose_is_not() {
     let e = any();
-    for url in ["gopher://10.0.0.1/_x", "http://0x7f000001/", "http://good.com@evil.example/", "http://a.10.0.0.1.nip.io/"] {
+    for url in [
+        "gopher://10.0.0.1/_x",
+        "http://0x7f000001/",
+        "http://good.com@evil.example/",
+        "http://a.10.0.0.1.nip.io/",
+    ] {
         assert_eq!(decision(&e, &call(&format!(r#"{{"url":"{url}"}}"#))), Decision::Block, "{url}");
     }
     assert_eq!(decision(&e, &call(r#"{"url":"http://localhost:3000/"}"#)), Decision::Flag);

@@ -219,7 +219,9 @@ impl Policies {
         text(&mut key, "path", path_of(ask.head));
         text(&mut key, "protocol", protocol_of(ask.protocol));
         text(&mut key, "mcpMethod", ask.mcp_method);
-        key.number(i64::from(ask.egress_allowed) | i64::from(ask.tunnel) << 1 | i64::from(ask.egress_listed) << 2);
+        key.number(
+            i64::from(ask.egress_allowed) | i64::from(ask.tunnel) << 1 | i64::from(ask.egress_listed) << 2,
+        );
         if r.context("port") {
             key.number(i64::from(ask.head.port));
         }

@@ -83,7 +83,10 @@ impl Kind {
     /// A text of `surface`; `value` where it should be data.
     pub(crate) const fn new(surface: Surface, value: bool) -> Self {
         let mask = bit(surface);
-        Self { mask: if value { mask | mask << VALUES } else { mask }, url: matches!(surface, Surface::Url) || value }
+        Self {
+            mask: if value { mask | mask << VALUES } else { mask },
+            url: matches!(surface, Surface::Url) || value,
+        }
     }
     /// The same for rules about values only: the others have seen the text already.
     pub(crate) const fn values_only(self) -> Self {
@@ -280,18 +283,17 @@ impl RuleSet {
 
     /// Compiles rules together.
     pub(crate) fn new(rules: impl IntoIterator<Item = (&'static str, Rule)>) -> Result<Self, String> {
-        let mut set =
-            Self {
-                rules: vec![],
-                gate: None,
-                behind: vec![],
-                digits: vec![],
-                at: vec![],
-                sql: vec![],
-                shell: vec![],
-                urls: vec![],
-                near: None,
-            };
+        let mut set = Self {
+            rules: vec![],
+            gate: None,
+            behind: vec![],
+            digits: vec![],
+            at: vec![],
+            sql: vec![],
+            shell: vec![],
+            urls: vec![],
+            near: None,
+        };
         let mut literals: std::collections::BTreeMap<String, Vec<u32>> = std::collections::BTreeMap::new();
         for (pack, rule) in rules {
             let index = set.rules.len() as u32;
@@ -417,7 +419,16 @@ impl RuleSet {
     /// Notes what the engine's own code found for the rules that name its scanner. A second finding of a
     /// rule in one text says nothing more.
     #[allow(clippy::too_many_arguments, reason = "a closure's tail, called in three places")]
-    fn own(&self, rules: &[(Scanner, u32)], bit: u32, scanner: Scanner, text: &str, from: usize, to: usize, out: &mut Vec<Hit>) {
+    fn own(
+        &self,
+        rules: &[(Scanner, u32)],
+        bit: u32,
+        scanner: Scanner,
+        text: &str,
+        from: usize,
+        to: usize,
+        out: &mut Vec<Hit>,
+    ) {
         let (start, end) = (floor(text, from.min(text.len())), ceil(text, to.min(text.len())));
         for (s, index) in rules {
             let rule = *index as usize;

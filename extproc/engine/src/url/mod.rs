@@ -16,17 +16,70 @@ pub(crate) use payload::is_encoded_text;
 
 /// Schemes of readers, not of web servers: a request for one is a request to something else.
 const ODD_SCHEMES: [&str; 34] = [
-    "gopher", "dict", "tftp", "ldap", "ldaps", "ldapi", "jar", "netdoc", "php", "phar", "expect", "ogg", "zlib", "zip",
-    "rar", "glob", "ssh2", "compress.zlib", "compress.bzip2", "javascript", "vbscript", "livescript", "local_file",
-    "url", "telnet", "finger", "sftp", "rsync", "nfs", "smb", "imap", "pop3", "mysql", "fcgi",
+    "gopher",
+    "dict",
+    "tftp",
+    "ldap",
+    "ldaps",
+    "ldapi",
+    "jar",
+    "netdoc",
+    "php",
+    "phar",
+    "expect",
+    "ogg",
+    "zlib",
+    "zip",
+    "rar",
+    "glob",
+    "ssh2",
+    "compress.zlib",
+    "compress.bzip2",
+    "javascript",
+    "vbscript",
+    "livescript",
+    "local_file",
+    "url",
+    "telnet",
+    "finger",
+    "sftp",
+    "rsync",
+    "nfs",
+    "smb",
+    "imap",
+    "pop3",
+    "mysql",
+    "fcgi",
 ];
 /// Further ones that a tool may be given, and a web server may not.
 const OWN_SCHEMES: [&str; 8] = ["file", "data", "blob", "about", "view-source", "ssh", "cifs", "redis"];
 
 /// Names of parameters that hold a destination.
 const DESTINATIONS: [&str; 24] = [
-    "url", "uri", "u", "host", "hostname", "dest", "destination", "target", "redirect", "redirect_uri", "redirect_url",
-    "next", "callback", "proxy", "src", "feed", "image", "link", "site", "domain", "server", "endpoint", "webhook", "continue",
+    "url",
+    "uri",
+    "u",
+    "host",
+    "hostname",
+    "dest",
+    "destination",
+    "target",
+    "redirect",
+    "redirect_uri",
+    "redirect_url",
+    "next",
+    "callback",
+    "proxy",
+    "src",
+    "feed",
+    "image",
+    "link",
+    "site",
+    "domain",
+    "server",
+    "endpoint",
+    "webhook",
+    "continue",
 ];
 
 /// Decodings of a part that are undone; a request that needs more was made to wear readers out.
@@ -82,7 +135,8 @@ fn parts(text: &str) -> Parts<'_> {
 /// Where a scheme's `:` stands, if the text begins with a scheme.
 fn scheme_end(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
-    let n = bytes.iter().position(|b| !(b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.' | b'_')))?;
+    let n =
+        bytes.iter().position(|b| !(b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.' | b'_')))?;
     (n > 0 && n <= 20 && bytes[n] == b':' && bytes[0].is_ascii_alphabetic()).then_some(n)
 }
 
@@ -91,7 +145,8 @@ fn is_url(text: &str) -> bool {
     match scheme_end(text) {
         Some(n) => {
             let rest = &text[n + 1..];
-            rest.starts_with("//") || ODD_SCHEMES.iter().any(|s| text[..n].eq_ignore_ascii_case(s)) && !rest.starts_with(' ')
+            rest.starts_with("//")
+                || ODD_SCHEMES.iter().any(|s| text[..n].eq_ignore_ascii_case(s)) && !rest.starts_with(' ')
         }
         None => text.starts_with("//") && text.len() > 4 && !text[2..].starts_with(['/', ' ']),
     }
@@ -102,7 +157,11 @@ fn is_url(text: &str) -> bool {
 pub(crate) fn scan(text: &str, sole: bool, mut found: impl FnMut(Scanner, usize, usize)) {
     let lead = text.len() - text.trim_start().len();
     let url = text.trim();
-    if url.is_empty() || url.len() > LONGEST || !(sole || is_url(url)) || (!sole && url.contains(char::is_whitespace)) {
+    if url.is_empty()
+        || url.len() > LONGEST
+        || !(sole || is_url(url))
+        || (!sole && url.contains(char::is_whitespace))
+    {
         return;
     }
     let mut note = |s, from: usize, to: usize| found(s, lead + from, lead + to.max(from + 1));
@@ -130,7 +189,10 @@ fn look(url: &str, sole: bool, found: &mut impl FnMut(Scanner, usize, usize)) {
         if host::carries(&host) {
             found(Scanner::HostLabels, authority, authority + p.authority.len());
         }
-    } else if !p.scheme.is_empty() && is_web(p.scheme) && (p.path.starts_with('/') || p.path.starts_with('\\')) {
+    } else if !p.scheme.is_empty()
+        && is_web(p.scheme)
+        && (p.path.starts_with('/') || p.path.starts_with('\\'))
+    {
         // `http:/host`, `http:\\host`, `http:///host`: some readers go there.
         found(Scanner::UrlConfusion, 0, url.len());
     }
@@ -161,7 +223,9 @@ fn host_of(authority: &str) -> Cow<'_, str> {
     } else {
         &host[..host.find(':').unwrap_or(host.len())]
     };
-    if host.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'-' | b'[' | b']' | b':')) {
+    if host.bytes().all(|b| {
+        b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'-' | b'[' | b']' | b':')
+    }) {
         return Cow::Borrowed(host);
     }
     let decoded = if host.starts_with('[') { Cow::Borrowed(host) } else { decode(host) };
@@ -189,7 +253,8 @@ fn destination(authority: &str) -> Option<Scanner> {
     }
     let host = folded.strip_suffix('.').unwrap_or(&folded);
     if address::in_name(host).is_some_and(|a| address::special(a.into()))
-        || (host.contains('.') && address::WILDCARD.iter().any(|w| address::under(host, w) && !public_site(host, w)))
+        || (host.contains('.')
+            && address::WILDCARD.iter().any(|w| address::under(host, w) && !public_site(host, w)))
     {
         return Some(Scanner::UrlRebinding);
     }
@@ -209,7 +274,9 @@ fn confusing(authority: &str) -> bool {
         return true;
     }
     let lower = authority.to_ascii_lowercase();
-    if ["%2f", "%5c", "%23", "%3f", "%40", "%00", "%0a", "%0d", "%09", "%20", "%25"].iter().any(|e| lower.contains(e))
+    if ["%2f", "%5c", "%23", "%3f", "%40", "%00", "%0a", "%0d", "%09", "%20", "%25"]
+        .iter()
+        .any(|e| lower.contains(e))
         && !authority.starts_with('[')
     {
         return true;
@@ -236,9 +303,12 @@ fn hostlike(user: &str) -> bool {
         return user.eq_ignore_ascii_case("localhost");
     };
     address::parse(user).is_some()
-        || ["com", "net", "org", "io", "gov", "edu", "internal", "local", "dev", "ai", "app", "co", "uk", "de", "tld", "example", "corp"]
-            .iter()
-            .any(|t| last.eq_ignore_ascii_case(t))
+        || [
+            "com", "net", "org", "io", "gov", "edu", "internal", "local", "dev", "ai", "app", "co", "uk",
+            "de", "tld", "example", "corp",
+        ]
+        .iter()
+        .any(|t| last.eq_ignore_ascii_case(t))
 }
 
 /// A text with its percent-encoding undone, as often as it was done.
@@ -310,11 +380,16 @@ fn nested(p: &Parts<'_>, found: &mut impl FnMut(Scanner, usize, usize)) {
         let inner = parts(value);
         if is_url(value) {
             let odd = ODD_SCHEMES.iter().chain(&OWN_SCHEMES).any(|s| inner.scheme.eq_ignore_ascii_case(s));
-            return odd || (!inner.authority.is_empty() && (destination(inner.authority).is_some() || meta(inner.authority)));
+            return odd
+                || (!inner.authority.is_empty()
+                    && (destination(inner.authority).is_some() || meta(inner.authority)));
         }
         // `?host=127.0.0.1:22`
         let host = value.split(['/', '?', '#']).next().unwrap_or_default();
-        named && !host.is_empty() && (host.contains('.') || host.contains(':') || host.len() > 7) && destination(host).is_some()
+        named
+            && !host.is_empty()
+            && (host.contains('.') || host.contains(':') || host.len() > 7)
+            && destination(host).is_some()
     };
     if !p.query.is_empty() {
         for (name, value, at) in parameters(p.query) {
@@ -357,13 +432,47 @@ fn parameters(query: &str) -> impl Iterator<Item = (&str, &str, usize)> {
 
 /// Names of parameters whose values are made by machines to be unreadable.
 const OPAQUE: [&str; 12] = [
-    "token", "state", "code", "sig", "signature", "cursor", "nonce", "hash", "after", "before", "pagetoken", "policy",
+    "token",
+    "state",
+    "code",
+    "sig",
+    "signature",
+    "cursor",
+    "nonce",
+    "hash",
+    "after",
+    "before",
+    "pagetoken",
+    "policy",
 ];
 
 /// Names of parameters that are for what people write.
 const WRITTEN: [&str; 26] = [
-    "q", "query", "search", "s", "text", "title", "description", "body", "subject", "message", "prompt", "question", "input",
-    "content", "comment", "name", "keywords", "term", "address", "location", "quote", "summary", "caption", "note", "labels",
+    "q",
+    "query",
+    "search",
+    "s",
+    "text",
+    "title",
+    "description",
+    "body",
+    "subject",
+    "message",
+    "prompt",
+    "question",
+    "input",
+    "content",
+    "comment",
+    "name",
+    "keywords",
+    "term",
+    "address",
+    "location",
+    "quote",
+    "summary",
+    "caption",
+    "note",
+    "labels",
     "filter",
 ];
 
@@ -398,7 +507,8 @@ fn carried(p: &Parts<'_>, found: &mut impl FnMut(Scanner, usize, usize)) {
         found(Scanner::UrlPayload, p.at[1], p.at[1] + p.query.len());
     }
     // A sentence, or a line of settings, in a parameter that is for neither.
-    let picture = [".png", ".gif", ".jpg", ".jpeg", ".svg", ".webp", ".ico"].iter().any(|e| p.path.ends_with(e));
+    let picture =
+        [".png", ".gif", ".jpg", ".jpeg", ".svg", ".webp", ".ico"].iter().any(|e| p.path.ends_with(e));
     for (name, value, at) in parameters(p.query) {
         let written = picture || !WRITTEN.iter().any(|w| name.eq_ignore_ascii_case(w));
         if value.len() >= 24 && written && payload::is_written(&decode(value).replace('+', " ")) {
@@ -409,7 +519,11 @@ fn carried(p: &Parts<'_>, found: &mut impl FnMut(Scanner, usize, usize)) {
         found(Scanner::UrlPayload, p.at[2], p.at[2] + p.fragment.len());
     }
     if p.path.matches('/').count() > 2 {
-        let pieces: String = p.path.split('/').filter(|s| s.len() >= 8 && s.bytes().all(|b| b.is_ascii_alphanumeric())).collect();
+        let pieces: String = p
+            .path
+            .split('/')
+            .filter(|s| s.len() >= 8 && s.bytes().all(|b| b.is_ascii_alphanumeric()))
+            .collect();
         if pieces.len() >= 40 && is_encoded_text(&pieces) {
             found(Scanner::UrlPayload, p.at[0], p.at[0] + p.path.len());
         }

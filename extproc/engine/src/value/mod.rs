@@ -15,8 +15,8 @@ pub(crate) fn suspicious(text: &str) -> bool {
     let mut space = false;
     for b in text.bytes() {
         match b {
-            b'\'' | b'"' | b'(' | b'<' | b'>' | b'{' | b'}' | b';' | b'|' | b'&' | b'$' | b'`' | b'\\' | b'%' | b'='
-            | b'@' | b'#' | b'*' | b'/' | b'[' | b'!' | b'\n' => return true,
+            b'\'' | b'"' | b'(' | b'<' | b'>' | b'{' | b'}' | b';' | b'|' | b'&' | b'$' | b'`' | b'\\'
+            | b'%' | b'=' | b'@' | b'#' | b'*' | b'/' | b'[' | b'!' | b'\n' => return true,
             b'0'..=b'9' => digit = true,
             b' ' | b'+' => space = true,
             _ => {}

@@ -12,25 +12,131 @@ pub(crate) const LONGEST_UNNAMED: usize = 16 << 10;
 /// program, a text. Whatever stands there may look like an attack and be what was asked for.
 const NOT_DATA: &[&str] = &[
     // Statements and filters
-    "sql", "query", "queries", "statement", "statements", "filter", "filters", "where", "condition", "conditions",
-    "expression", "expr", "formula", "formulas", "pipeline", "aggregation", "cypher", "graphql", "gql", "kql", "promql",
-    "logql", "jql", "soql", "regex", "regexp", "pattern", "patterns", "selector", "xpath", "jsonpath", "glob",
+    "sql",
+    "query",
+    "queries",
+    "statement",
+    "statements",
+    "filter",
+    "filters",
+    "where",
+    "condition",
+    "conditions",
+    "expression",
+    "expr",
+    "formula",
+    "formulas",
+    "pipeline",
+    "aggregation",
+    "cypher",
+    "graphql",
+    "gql",
+    "kql",
+    "promql",
+    "logql",
+    "jql",
+    "soql",
+    "regex",
+    "regexp",
+    "pattern",
+    "patterns",
+    "selector",
+    "xpath",
+    "jsonpath",
+    "glob",
     // Commands and programs
-    "command", "commands", "cmd", "cmds", "code", "script", "scripts", "source", "snippet", "program", "shell", "bash",
-    "exec", "argv", "args", "stdin", "macro", "notebook", "cell", "function", "functions", "lambda", "eval", "js",
+    "command",
+    "commands",
+    "cmd",
+    "cmds",
+    "code",
+    "script",
+    "scripts",
+    "source",
+    "snippet",
+    "program",
+    "shell",
+    "bash",
+    "exec",
+    "argv",
+    "args",
+    "stdin",
+    "macro",
+    "notebook",
+    "cell",
+    "function",
+    "functions",
+    "lambda",
+    "eval",
+    "js",
     // Documents
-    "content", "contents", "text", "texts", "body", "html", "markdown", "md", "message", "messages", "description",
-    "descriptions", "prompt", "prompts", "instructions", "comment", "comments", "note", "notes", "summary", "document",
-    "documents", "patch", "diff", "template", "templates", "str", "string", "xml", "css", "svg", "latex", "tex",
-    "thought", "thoughts", "reasoning", "explanation", "answer", "article", "reply", "transcript", "logs", "details",
-    "detail", "review", "feedback", "chunk", "chunks", "output", "stdout", "stderr", "readme", "changelog", "report",
-    "question", "excerpt", "paragraph", "plan", "todo", "memory", "observation",
+    "content",
+    "contents",
+    "text",
+    "texts",
+    "body",
+    "html",
+    "markdown",
+    "md",
+    "message",
+    "messages",
+    "description",
+    "descriptions",
+    "prompt",
+    "prompts",
+    "instructions",
+    "comment",
+    "comments",
+    "note",
+    "notes",
+    "summary",
+    "document",
+    "documents",
+    "patch",
+    "diff",
+    "template",
+    "templates",
+    "str",
+    "string",
+    "xml",
+    "css",
+    "svg",
+    "latex",
+    "tex",
+    "thought",
+    "thoughts",
+    "reasoning",
+    "explanation",
+    "answer",
+    "article",
+    "reply",
+    "transcript",
+    "logs",
+    "details",
+    "detail",
+    "review",
+    "feedback",
+    "chunk",
+    "chunks",
+    "output",
+    "stdout",
+    "stderr",
+    "readme",
+    "changelog",
+    "report",
+    "question",
+    "excerpt",
+    "paragraph",
+    "plan",
+    "todo",
+    "memory",
+    "observation",
 ];
 
 /// Words before `code` that make it a number of something and no program.
 const CODES: [&str; 14] = [
-    "zip", "postal", "post", "country", "currency", "promo", "coupon", "area", "status", "error", "discount", "product",
-    "region", "language",
+    "zip", "postal", "post", "country", "currency", "promo", "coupon", "area", "status", "error", "discount",
+    "product", "region", "language",
 ];
 
 /// Whether a name says that its value is no data.
@@ -65,7 +171,9 @@ pub(crate) fn says_no_data(name: &str) -> bool {
 
 /// Whether the node of a document is data by its name and by those above it.
 pub(crate) fn node_is_data(doc: &Doc<'_>, node: usize) -> bool {
-    std::iter::once(node).chain(doc.ancestors(node)).all(|n| doc.name(n).is_none_or(|name| !says_no_data(&name)))
+    std::iter::once(node)
+        .chain(doc.ancestors(node))
+        .all(|n| doc.name(n).is_none_or(|name| !says_no_data(&name)))
 }
 
 /// Whether a segment should be data.
@@ -94,10 +202,32 @@ mod tests {
 
     #[test]
     fn the_last_word_of_a_name_tells() {
-        for name in ["sql", "SQL", "sqlQuery", "file_content", "search-query", "Body", "command", "source.code", "newText"] {
+        for name in [
+            "sql",
+            "SQL",
+            "sqlQuery",
+            "file_content",
+            "search-query",
+            "Body",
+            "command",
+            "source.code",
+            "newText",
+        ] {
             assert!(says_no_data(name), "{name}");
         }
-        for name in ["id", "user_name", "message_id", "zip_code", "countryCode", "contentType", "path", "url", "q", "email", ""] {
+        for name in [
+            "id",
+            "user_name",
+            "message_id",
+            "zip_code",
+            "countryCode",
+            "contentType",
+            "path",
+            "url",
+            "q",
+            "email",
+            "",
+        ] {
             assert!(!says_no_data(name), "{name}");
         }
     }

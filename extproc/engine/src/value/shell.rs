@@ -21,31 +21,191 @@ const COMMANDS: [(After, &[&str]); 3] = [
     (
         After::Any,
         &[
-            "whoami", "ifconfig", "ipconfig", "netstat", "uname", "systeminfo", "tasklist", "printenv", "sysinfo",
-            "nslookup", "wmic", "schtasks", "certutil", "bitsadmin", "mshta", "rundll32", "regsvr32", "cscript",
-            "wscript", "netsh", "lsof", "ps aux", "phpinfo()", "crontab -l", "lsb_release", "dmesg", "xp_cmdshell",
-            "net user", "net view", "net localgroup", "net start", "net share", "/bin/sh", "/bin/bash", "/bin/dash",
-            "cmd.exe", "cmd /c", "powershell", "pwsh", "bash -i", "bash -c", "sh -i", "sh -c", "/usr/bin/id",
-            "cat /etc/", "type c:", "type %systemroot%", "nc -e", "nc -l", "ncat -", "wget http", "curl http", "wget -",
-            "curl -", "rm -rf", "rm -f", "id -u", "ls -la", "ls -l", "reg add", "reg query", "reg delete", "reg save", "usr/bin/",
+            "whoami",
+            "ifconfig",
+            "ipconfig",
+            "netstat",
+            "uname",
+            "systeminfo",
+            "tasklist",
+            "printenv",
+            "sysinfo",
+            "nslookup",
+            "wmic",
+            "schtasks",
+            "certutil",
+            "bitsadmin",
+            "mshta",
+            "rundll32",
+            "regsvr32",
+            "cscript",
+            "wscript",
+            "netsh",
+            "lsof",
+            "ps aux",
+            "phpinfo()",
+            "crontab -l",
+            "lsb_release",
+            "dmesg",
+            "xp_cmdshell",
+            "net user",
+            "net view",
+            "net localgroup",
+            "net start",
+            "net share",
+            "/bin/sh",
+            "/bin/bash",
+            "/bin/dash",
+            "cmd.exe",
+            "cmd /c",
+            "powershell",
+            "pwsh",
+            "bash -i",
+            "bash -c",
+            "sh -i",
+            "sh -c",
+            "/usr/bin/id",
+            "cat /etc/",
+            "type c:",
+            "type %systemroot%",
+            "nc -e",
+            "nc -l",
+            "ncat -",
+            "wget http",
+            "curl http",
+            "wget -",
+            "curl -",
+            "rm -rf",
+            "rm -f",
+            "id -u",
+            "ls -la",
+            "ls -l",
+            "reg add",
+            "reg query",
+            "reg delete",
+            "reg save",
+            "usr/bin/",
         ],
     ),
-    (
-        After::Alone,
-        &["id", "ls", "dir", "pwd", "env", "ps", "hostname", "arp", "df", "reboot"],
-    ),
+    (After::Alone, &["id", "ls", "dir", "pwd", "env", "ps", "hostname", "arp", "df", "reboot"]),
     (
         After::Argument,
         &[
-            "cat", "tac", "less", "more", "head", "tail", "nl", "od", "xxd", "strings", "sort", "rev", "base64",
-            "curl", "wget", "nc", "ncat", "netcat", "telnet", "ssh", "scp", "ftp", "tftp", "ping", "ping6", "dig",
-            "host", "sleep", "timeout", "echo", "printf", "bash", "sh", "zsh", "ksh", "dash", "python", "python2",
-            "python3", "perl", "ruby", "php", "node", "lua", "awk", "sed", "grep", "find", "xargs", "tee", "rm", "cp", "mv",
-            "ln", "chmod", "chown", "kill", "killall", "touch", "mkdir", "useradd", "adduser", "usermod", "passwd",
-            "crontab", "at", "tar", "gzip", "zip", "unzip", "dd", "mkfifo", "eval", "exec", "system", "source",
-            "type", "copy", "del", "ren", "attrib", "reg", "sc", "net", "start", "cmd", "call", "traceroute", "tracert",
-            "nmap", "socat", "openssl", "sudo", "su", "export", "ls", "dir", "id", "kubectl", "docker", "aws", "gcc",
-            "make", "apt", "apt-get", "yum", "pip", "npm", "git", "mysql", "psql", "sqlite3", "vi", "vim", "nano",
+            "cat",
+            "tac",
+            "less",
+            "more",
+            "head",
+            "tail",
+            "nl",
+            "od",
+            "xxd",
+            "strings",
+            "sort",
+            "rev",
+            "base64",
+            "curl",
+            "wget",
+            "nc",
+            "ncat",
+            "netcat",
+            "telnet",
+            "ssh",
+            "scp",
+            "ftp",
+            "tftp",
+            "ping",
+            "ping6",
+            "dig",
+            "host",
+            "sleep",
+            "timeout",
+            "echo",
+            "printf",
+            "bash",
+            "sh",
+            "zsh",
+            "ksh",
+            "dash",
+            "python",
+            "python2",
+            "python3",
+            "perl",
+            "ruby",
+            "php",
+            "node",
+            "lua",
+            "awk",
+            "sed",
+            "grep",
+            "find",
+            "xargs",
+            "tee",
+            "rm",
+            "cp",
+            "mv",
+            "ln",
+            "chmod",
+            "chown",
+            "kill",
+            "killall",
+            "touch",
+            "mkdir",
+            "useradd",
+            "adduser",
+            "usermod",
+            "passwd",
+            "crontab",
+            "at",
+            "tar",
+            "gzip",
+            "zip",
+            "unzip",
+            "dd",
+            "mkfifo",
+            "eval",
+            "exec",
+            "system",
+            "source",
+            "type",
+            "copy",
+            "del",
+            "ren",
+            "attrib",
+            "reg",
+            "sc",
+            "net",
+            "start",
+            "cmd",
+            "call",
+            "traceroute",
+            "tracert",
+            "nmap",
+            "socat",
+            "openssl",
+            "sudo",
+            "su",
+            "export",
+            "ls",
+            "dir",
+            "id",
+            "kubectl",
+            "docker",
+            "aws",
+            "gcc",
+            "make",
+            "apt",
+            "apt-get",
+            "yum",
+            "pip",
+            "npm",
+            "git",
+            "mysql",
+            "psql",
+            "sqlite3",
+            "vi",
+            "vim",
+            "nano",
         ],
     ),
 ];
@@ -62,7 +222,7 @@ pub(crate) fn scan(text: &str, mut found: impl FnMut(Scanner, usize, usize)) {
     if !bytes.iter().any(|b| matches!(b, b';' | b'|' | b'&' | b'`' | b'$' | b'\n' | b'\r' | b'<' | b'>')) {
         return;
     }
-    let table = bytes.iter().filter(|b| **b == b'|').count() > 3 && memchr::memmem::find(bytes, b"||").is_none();
+    let table = memchr::memchr_iter(b'|', bytes).count() > 3 && memchr::memmem::find(bytes, b"||").is_none();
     let mut at = 0;
     let mut signs = 0;
     while at < bytes.len() && signs < MOST_SIGNS {
@@ -86,8 +246,7 @@ fn separator(text: &[u8], at: usize, table: bool) -> Option<(u8, usize)> {
         b';' | b'`' => at + 1,
         b'|' if table => return None,
         b'|' | b'&' => at + 1 + usize::from(two == sign),
-        b'$' if two == b'(' => at + 2,
-        b'<' | b'>' if two == b'(' => at + 2,
+        b'$' | b'<' | b'>' if two == b'(' => at + 2,
         b'\n' | b'\r' if text.len() <= LONGEST_LINES && lone_line(text, at) => at + 1,
         _ => return None,
     };
@@ -98,7 +257,8 @@ fn separator(text: &[u8], at: usize, table: bool) -> Option<(u8, usize)> {
     let mut next = next;
     let line = matches!(sign, b'\n' | b'\r');
     while next < text.len()
-        && (text[next].is_ascii_whitespace() || (!line && matches!(text[next], b'{' | b'@' | b'|' | b'\'' | b'"' | b'&' | b'`')))
+        && (text[next].is_ascii_whitespace()
+            || (!line && matches!(text[next], b'{' | b'@' | b'|' | b'\'' | b'"' | b'&' | b'`')))
     {
         next += 1;
     }
@@ -107,7 +267,10 @@ fn separator(text: &[u8], at: usize, table: bool) -> Option<(u8, usize)> {
 
 /// Whether the text before a line break is a single word or nothing: a value, and no line of prose.
 fn lone_line(text: &[u8], at: usize) -> bool {
-    !text[..at].trim_ascii().iter().any(|b| b.is_ascii_whitespace() || matches!(b, b'{' | b'[' | b'(' | b'<' | b'#'))
+    !text[..at]
+        .trim_ascii()
+        .iter()
+        .any(|b| b.is_ascii_whitespace() || matches!(b, b'{' | b'[' | b'(' | b'<' | b'#'))
 }
 
 /// Whether the `;` at `at` ends an HTML entity.
@@ -122,7 +285,8 @@ fn entity_ends(text: &[u8], at: usize) -> bool {
 fn command(text: &[u8], at: usize, sign: u8) -> Option<usize> {
     let rest = &text[at..];
     for prefix in [&b"/bin/"[..], b"/usr/bin/", b"/sbin/", b"/usr/sbin/", b"/usr/local/bin/"] {
-        if rest.len() > prefix.len() && rest.starts_with(prefix) && rest[prefix.len()].is_ascii_alphanumeric() {
+        if rest.len() > prefix.len() && rest.starts_with(prefix) && rest[prefix.len()].is_ascii_alphanumeric()
+        {
             return Some(at + prefix.len() + 1);
         }
     }
@@ -145,7 +309,23 @@ fn command(text: &[u8], at: usize, sign: u8) -> Option<usize> {
 fn followed(after: After, tail: &[u8], sign: u8, name: &str) -> bool {
     let Some(first) = tail.first() else { return after != After::Argument };
     let ends_word = !(first.is_ascii_alphanumeric() || matches!(first, b'_' | b'-' | b'.' | b'=' | b':'));
-    let sigil = matches!(first, b';' | b'|' | b'&' | b'`' | b')' | b'\'' | b'"' | b'}' | b'#' | b'\n' | b'\r' | b'>' | b'<' | b'\\' | b'$');
+    let sigil = matches!(
+        first,
+        b';' | b'|'
+            | b'&'
+            | b'`'
+            | b')'
+            | b'\''
+            | b'"'
+            | b'}'
+            | b'#'
+            | b'\n'
+            | b'\r'
+            | b'>'
+            | b'<'
+            | b'\\'
+            | b'$'
+    );
     if after == After::Any {
         return ends_word || !name.ends_with(|c: char| c.is_ascii_alphabetic());
     }
@@ -158,22 +338,63 @@ fn followed(after: After, tail: &[u8], sign: u8, name: &str) -> bool {
         if rest.is_empty() {
             return sign != b';' || name.len() < 4;
         }
-        return (sigil && (*first != b')' || matches!(sign, b'$' | b'`'))) || matches!(rest[0], b';' | b'&' | b'`' | b'>' | b'#') || (sign != b'|' && rest[0] == b'|');
+        return (sigil && (*first != b')' || matches!(sign, b'$' | b'`')))
+            || matches!(rest[0], b';' | b'&' | b'`' | b'>' | b'#')
+            || (sign != b'|' && rest[0] == b'|');
     }
-    if matches!(first, b'$' | b'<') || tail.starts_with(b"('") || tail.starts_with(b"(\"") || tail.starts_with(b"\t") {
+    if matches!(first, b'$' | b'<')
+        || tail.starts_with(b"('")
+        || tail.starts_with(b"(\"")
+        || tail.starts_with(b"\t")
+    {
         return true;
     }
     let argument = tail.trim_ascii_start();
     if argument.len() == tail.len() || argument.is_empty() {
         return false;
     }
-    let word: &[u8] = &argument[..argument.iter().position(u8::is_ascii_whitespace).unwrap_or(argument.len())];
-    let short = matches!(name, "at" | "more" | "less" | "find" | "sort" | "host" | "start" | "call" | "source" | "make" | "set" | "time" | "head" | "tail" | "strings" | "net" | "copy" | "type");
+    let word: &[u8] =
+        &argument[..argument.iter().position(u8::is_ascii_whitespace).unwrap_or(argument.len())];
+    let short = matches!(
+        name,
+        "at" | "more"
+            | "less"
+            | "find"
+            | "sort"
+            | "host"
+            | "start"
+            | "call"
+            | "source"
+            | "make"
+            | "set"
+            | "time"
+            | "head"
+            | "tail"
+            | "strings"
+            | "net"
+            | "copy"
+            | "type"
+    );
     match word[0] {
         b'-' => word.len() > 1 && (word[1].is_ascii_alphanumeric() || word[1] == b'-') && word.len() > 1,
         b'/' | b'$' | b'~' | b'%' | b'\\' => word.len() > 1,
         b'\'' | b'"' | b'`' => !short,
-        b'0'..=b'9' => !short && matches!(name, "sleep" | "ping" | "ping6" | "timeout" | "kill" | "nc" | "telnet" | "traceroute" | "nmap" | "chmod"),
+        b'0'..=b'9' => {
+            !short
+                && matches!(
+                    name,
+                    "sleep"
+                        | "ping"
+                        | "ping6"
+                        | "timeout"
+                        | "kill"
+                        | "nc"
+                        | "telnet"
+                        | "traceroute"
+                        | "nmap"
+                        | "chmod"
+                )
+        }
         _ => {
             let dotted = word[..word.len() - 1].iter().any(|b| matches!(b, b'.' | b'/' | b':' | b'*'))
                 && !word.ends_with(b",")

@@ -40,9 +40,8 @@ pub(super) struct Token {
 const MOST_TOKENS: usize = 400;
 
 /// Words that compare.
-const COMPARING: [&str; 12] = [
-    "like", "rlike", "regexp", "ilike", "glob", "between", "in", "is", "sounds", "similar", "div", "mod",
-];
+const COMPARING: [&str; 12] =
+    ["like", "rlike", "regexp", "ilike", "glob", "between", "in", "is", "sounds", "similar", "div", "mod"];
 
 /// Reads `text` as SQL. `inside` is the quote that the text begins in, if any.
 pub(super) fn tokens(text: &[u8], inside: Option<u8>, out: &mut Vec<Token>) {
@@ -126,8 +125,7 @@ fn next(text: &[u8], at: usize) -> (Option<Kind>, usize) {
             let n = rest.iter().take_while(|b| matches!(b, b'=' | b'<' | b'>')).count();
             (Some(Kind::Compare), at + n)
         }
-        b'!' if rest.get(1) == Some(&b'=') => (Some(Kind::Compare), at + 2),
-        b':' if rest.get(1) == Some(&b'=') => (Some(Kind::Compare), at + 2),
+        b'!' | b':' if rest.get(1) == Some(&b'=') => (Some(Kind::Compare), at + 2),
         // A cast says nothing about the value.
         b':' if rest.get(1) == Some(&b':') => {
             let n = rest[2..].iter().take_while(|b| is_word(**b)).count();
@@ -151,7 +149,8 @@ fn number(text: &[u8], at: usize) -> (Option<Kind>, usize) {
     let digits = &text[at..end];
     let hex = digits.len() > 2 && digits[0] == b'0' && digits[1] | 32 == b'x';
     let plain = digits.iter().all(|b| b.is_ascii_digit() || *b == b'.' || *b | 32 == b'e');
-    let kind = if hex && digits[2..].iter().all(u8::is_ascii_hexdigit) || plain { Kind::Number } else { Kind::Word };
+    let kind =
+        if hex && digits[2..].iter().all(u8::is_ascii_hexdigit) || plain { Kind::Number } else { Kind::Word };
     (Some(kind), end)
 }
 

@@ -5,19 +5,62 @@ use crate::rules::Scanner;
 
 /// Functions that nobody calls in a value by accident.
 const TELLING: [&str; 38] = [
-    "pg_sleep", "benchmark", "dbms_pipe.receive_message", "dbms_lock.sleep", "dbms_session.sleep", "dbms_ldap.init",
-    "utl_inaddr.get_host_address", "utl_inaddr.get_host_name", "utl_http.request", "utl_smtp.open_connection",
-    "utl_file.fopen", "httpuritype", "extractvalue", "updatexml", "xmltype", "load_file", "load_extension", "lo_import",
-    "lo_export", "lo_get", "pg_read_file", "pg_ls_dir", "pg_read_binary_file", "openrowset", "opendatasource",
-    "openquery", "fn_xe_file_target_read_file", "randomblob", "sqlite_version", "json_keys", "gtid_subset",
-    "database_to_xml", "query_to_xml", "ctxsys.drithsx.sn", "ordsys.ord_dicom.getmappingxpath", "current_setting",
-    "make_set", "unistr",
+    "pg_sleep",
+    "benchmark",
+    "dbms_pipe.receive_message",
+    "dbms_lock.sleep",
+    "dbms_session.sleep",
+    "dbms_ldap.init",
+    "utl_inaddr.get_host_address",
+    "utl_inaddr.get_host_name",
+    "utl_http.request",
+    "utl_smtp.open_connection",
+    "utl_file.fopen",
+    "httpuritype",
+    "extractvalue",
+    "updatexml",
+    "xmltype",
+    "load_file",
+    "load_extension",
+    "lo_import",
+    "lo_export",
+    "lo_get",
+    "pg_read_file",
+    "pg_ls_dir",
+    "pg_read_binary_file",
+    "openrowset",
+    "opendatasource",
+    "openquery",
+    "fn_xe_file_target_read_file",
+    "randomblob",
+    "sqlite_version",
+    "json_keys",
+    "gtid_subset",
+    "database_to_xml",
+    "query_to_xml",
+    "ctxsys.drithsx.sn",
+    "ordsys.ord_dicom.getmappingxpath",
+    "current_setting",
+    "make_set",
+    "unistr",
 ];
 
 /// Procedures that are called without brackets.
 const PROCEDURES: [&str; 15] = [
-    "xp_cmdshell", "xp_dirtree", "xp_fileexist", "xp_regread", "xp_regwrite", "xp_subdirs", "xp_availablemedia",
-    "sp_executesql", "sp_oacreate", "sp_oamethod", "sp_addextendedproc", "sp_addlogin", "sp_add_job", "sp_makewebtask",
+    "xp_cmdshell",
+    "xp_dirtree",
+    "xp_fileexist",
+    "xp_regread",
+    "xp_regwrite",
+    "xp_subdirs",
+    "xp_availablemedia",
+    "sp_executesql",
+    "sp_oacreate",
+    "sp_oamethod",
+    "sp_addextendedproc",
+    "sp_addlogin",
+    "sp_add_job",
+    "sp_makewebtask",
     "sp_addsrvrolemember",
 ];
 
@@ -58,9 +101,11 @@ fn read(text: &[u8], buffer: &mut Vec<Token>, found: &mut impl FnMut(Scanner, us
 
 /// Whether a text can be SQL at all: it holds a sign of the language, or numbers beside words.
 fn worth(text: &[u8]) -> bool {
-    text.iter().any(|b| matches!(b, b'\'' | b'"' | b'(' | b'=' | b'<' | b'>' | b';' | b'#' | b'@' | b'*' | b'|' | b'&'))
-        || memchr::memmem::find(text, b"--").is_some()
-        || (text.iter().any(u8::is_ascii_digit) && text.iter().any(|b| matches!(b, b' ' | b'\t' | b'\n' | b'+')))
+    text.iter().any(|b| {
+        matches!(b, b'\'' | b'"' | b'(' | b'=' | b'<' | b'>' | b';' | b'#' | b'@' | b'*' | b'|' | b'&')
+    }) || memchr::memmem::find(text, b"--").is_some()
+        || (text.iter().any(u8::is_ascii_digit)
+            && text.iter().any(|b| matches!(b, b' ' | b'\t' | b'\n' | b'+')))
 }
 
 impl Reading<'_> {
@@ -86,7 +131,10 @@ impl Reading<'_> {
     fn judge(&self, found: &mut impl FnMut(Scanner, usize, usize)) {
         let mut hit = |scanner, from: usize, to: usize| {
             let start = self.tokens.get(from).map_or(0, |t| t.start);
-            let end = self.tokens.get(to.min(self.tokens.len().saturating_sub(1))).map_or(self.text.len(), |t| t.end);
+            let end = self
+                .tokens
+                .get(to.min(self.tokens.len().saturating_sub(1)))
+                .map_or(self.text.len(), |t| t.end);
             found(scanner, start, end.max(start + 1));
         };
         for at in 0..self.tokens.len() {
@@ -98,7 +146,9 @@ impl Reading<'_> {
                 }
                 Kind::Semicolon
                     if self.statement(at + 1, false)
-                        || (self.broke_out(at) && self.ends_in_comment() && self.kind(at + 1) == Some(Kind::Word)) =>
+                        || (self.broke_out(at)
+                            && self.ends_in_comment()
+                            && self.kind(at + 1) == Some(Kind::Word)) =>
                 {
                     hit(Scanner::SqlStacked, at, at + 3);
                 }
@@ -139,7 +189,8 @@ impl Reading<'_> {
                 Kind::Open if self.is(at + 1, "select") => return Some((self.closing(at), true)),
                 Kind::Open => open += 1,
                 Kind::Operator => {}
-                Kind::Word if self.any(at, &["not", "binary", "distinct", "all", "any", "some", "exists"]) => {}
+                Kind::Word
+                    if self.any(at, &["not", "binary", "distinct", "all", "any", "some", "exists"]) => {}
                 _ => break,
             }
             at += 1;
@@ -217,7 +268,9 @@ impl Reading<'_> {
         // Programs are full of signs for `or`; a value that is none has them behind a quote, or stands alone.
         if !self.word(at)[0].is_ascii_alphabetic()
             && !out
-            && (self.word(at) == b"||" || self.text.len() > LONGEST_VALUE || memchr::memchr2(b'\n', b'{', self.text).is_some())
+            && (self.word(at) == b"||"
+                || self.text.len() > LONGEST_VALUE
+                || memchr::memchr2(b'\n', b'{', self.text).is_some())
         {
             return None;
         }
@@ -226,16 +279,23 @@ impl Reading<'_> {
             return None;
         }
         let first = self.tokens[at + 1].kind;
-        if self.kind(end) == Some(Kind::Compare) || (self.is(end, "not") && self.kind(end + 1) == Some(Kind::Compare)) {
+        if self.kind(end) == Some(Kind::Compare)
+            || (self.is(end, "not") && self.kind(end + 1) == Some(Kind::Compare))
+        {
             let mut cmp = end;
-            while matches!(self.kind(cmp), Some(Kind::Compare)) || self.any(cmp, &["not", "null", "unknown"]) {
+            while matches!(self.kind(cmp), Some(Kind::Compare)) || self.any(cmp, &["not", "null", "unknown"])
+            {
                 cmp += 1;
             }
             let symbol = matches!(self.word(end).first(), Some(b'=' | b'<' | b'>' | b'!'));
             // Words of prose compare nothing: `and 5 in stock`.
             return match self.sum(cmp) {
                 Some((to, other)) if plain && other && (symbol || out || self.quoted) => Some(to),
-                Some((to, _)) if plain && symbol && first != Kind::Variable && (out || first != Kind::Text) => Some(to),
+                Some((to, _))
+                    if plain && symbol && first != Kind::Variable && (out || first != Kind::Text) =>
+                {
+                    Some(to)
+                }
                 Some((to, other)) if (out && other) || (self.ends_in_comment() && symbol) => Some(to),
                 Some((to, _)) if out && symbol => Some(to),
                 Some((to, true)) if plain && self.over(to) => Some(to),
@@ -248,14 +308,16 @@ impl Reading<'_> {
         let word = self.word(at);
         if word == b"||" {
             // `'||call()||'`
-            return (self.kind(at + 1) == Some(Kind::Word) && self.kind(at + 2) == Some(Kind::Open)).then_some(end);
+            return (self.kind(at + 1) == Some(Kind::Word) && self.kind(at + 2) == Some(Kind::Open))
+                .then_some(end);
         }
         let call = first == Kind::Word && self.kind(at + 2) == Some(Kind::Open);
         let subselect = first == Kind::Open && self.is(at + 2, "select");
         let starts_empty = self.quoted && self.tokens[0].end == 1;
         let ended = self.over(end);
         let select = self.is(at + 1, "select") && self.list(at + 2, false);
-        let sure = select || (out && ended && (self.literal(at + 1) || call))
+        let sure = select
+            || (out && ended && (self.literal(at + 1) || call))
             || (out && subselect)
             || (out && ended && plain && first == Kind::Number && (self.ends_in_comment() || starts_empty))
             || (plain && (self.literal(at + 1) || first == Kind::Number) && ended && self.ends_in_comment())
@@ -274,7 +336,8 @@ impl Reading<'_> {
         if self.over(next) {
             // The beginning of one, hidden behind comments or behind a number that is in no table.
             let hidden = memchr::memmem::find(self.text, b"/*").is_some()
-                || (memchr::memchr(b'\n', self.text).is_some() && memchr::memchr2(b'#', b'-', self.text).is_some());
+                || (memchr::memchr(b'\n', self.text).is_some()
+                    && memchr::memchr2(b'#', b'-', self.text).is_some());
             let number = at == 2 && self.kind(1) == Some(Kind::Number) && self.word(0) == b"-";
             return at > 0 && (hidden || number || self.broke_out(at));
         }
@@ -304,7 +367,8 @@ impl Reading<'_> {
                 return true;
             }
             let Some((end, plain)) = self.operand(at) else { return false };
-            let plain = plain || self.any(at, &["session_user", "current_user", "system_user", "current_database"]);
+            let plain =
+                plain || self.any(at, &["session_user", "current_user", "system_user", "current_database"]);
             let bare = matches!(self.kind(at), Some(Kind::Word)) && !plain;
             names += usize::from(bare);
             let mut next = end;
@@ -316,7 +380,9 @@ impl Reading<'_> {
             }
             match self.kind(next) {
                 None | Some(Kind::Comment | Kind::Semicolon) => {
-                    return sure && (after_union || names == 0) || (plain && names == 0) || next > end && plain;
+                    return sure && (after_union || names == 0)
+                        || (plain && names == 0)
+                        || next > end && plain;
                 }
                 Some(Kind::Comma | Kind::Operator | Kind::Compare | Kind::Logic) => {
                     sure |= plain || self.kind(next) != Some(Kind::Comma);
@@ -324,16 +390,21 @@ impl Reading<'_> {
                 }
                 _ if self.is(next, "from") => {
                     let table = next + 1;
-                    if self.is(table, "dual") || self.kind(table) == Some(Kind::Open) || self.is(table, "select") {
+                    if self.is(table, "dual")
+                        || self.kind(table) == Some(Kind::Open)
+                        || self.is(table, "select")
+                    {
                         return true;
                     }
                     if !matches!(self.kind(table), Some(Kind::Word | Kind::Variable)) {
                         return sure || plain;
                     }
                     let end = [
-                        "where", "limit", "order", "group", "join", "inner", "left", "union", "having", "as", "for",
+                        "where", "limit", "order", "group", "join", "inner", "left", "union", "having", "as",
+                        "for",
                     ];
-                    let closed = self.kind(table + 1).is_none_or(|k| k != Kind::Word) || self.any(table + 1, &end);
+                    let closed =
+                        self.kind(table + 1).is_none_or(|k| k != Kind::Word) || self.any(table + 1, &end);
                     let dotted = self.word(table).contains(&b'.') && !self.word(table).ends_with(b".");
                     return closed && (sure || plain || dotted || self.tail(table + 1));
                 }
@@ -363,23 +434,44 @@ impl Reading<'_> {
             self.any(
                 n,
                 &[
-                    "table", "database", "schema", "view", "user", "login", "function", "procedure", "index", "column",
-                    "role", "trigger", "or", "temporary", "assembly",
+                    "table",
+                    "database",
+                    "schema",
+                    "view",
+                    "user",
+                    "login",
+                    "function",
+                    "procedure",
+                    "index",
+                    "column",
+                    "role",
+                    "trigger",
+                    "or",
+                    "temporary",
+                    "assembly",
                 ],
             )
         };
-        let ended = |n: usize| self.over(n) || matches!(self.kind(n), Some(Kind::Semicolon | Kind::Open | Kind::Comma));
+        let ended = |n: usize| {
+            self.over(n) || matches!(self.kind(n), Some(Kind::Semicolon | Kind::Open | Kind::Comma))
+        };
         let called = |n: usize| {
             let name = self.word(n).to_ascii_lowercase();
-            name.starts_with(b"xp_") || name.starts_with(b"sp_") || name.starts_with(b"master.") || name.starts_with(b"dbms_")
+            name.starts_with(b"xp_")
+                || name.starts_with(b"sp_")
+                || name.starts_with(b"master.")
+                || name.starts_with(b"dbms_")
         };
         match () {
             () if self.is(at, "select") => self.list(at + 1, false),
-            () if self.is(at, "insert") => self.is(at + 1, "into") && self.kind(at + 3).is_some_and(|k| k == Kind::Open)
-                || self.is(at + 1, "into") && self.any(at + 3, &["values", "select"]),
+            () if self.is(at, "insert") => {
+                self.is(at + 1, "into") && self.kind(at + 3).is_some_and(|k| k == Kind::Open)
+                    || self.is(at + 1, "into") && self.any(at + 3, &["values", "select"])
+            }
             () if self.is(at, "update") => self.is(at + 2, "set") && self.word(at + 4) == b"=",
             () if self.is(at, "delete") => {
-                self.any(at + 1, &["from", "ignore"]) && (self.tail(at + 3) || !whole && ended(at + 3) || self.is(at + 1, "ignore"))
+                self.any(at + 1, &["from", "ignore"])
+                    && (self.tail(at + 3) || !whole && ended(at + 3) || self.is(at + 1, "ignore"))
             }
             () if self.any(at, &["drop", "create", "alter", "truncate"]) => {
                 object(at + 1)
@@ -393,7 +485,8 @@ impl Reading<'_> {
             () if self.any(at, &["exec", "execute"]) => {
                 called(at + 1)
                     || matches!(self.kind(at + 1), Some(Kind::Variable))
-                    || (self.kind(at + 1) == Some(Kind::Open) && matches!(self.kind(at + 2), Some(Kind::Text | Kind::Variable)))
+                    || (self.kind(at + 1) == Some(Kind::Open)
+                        && matches!(self.kind(at + 2), Some(Kind::Text | Kind::Variable)))
                     || self.is(at + 1, "immediate")
             }
             () if self.is(at, "declare") => matches!(self.kind(at + 1), Some(Kind::Variable)),
@@ -406,9 +499,17 @@ impl Reading<'_> {
                 self.is(at + 1, "exists") && self.kind(at + 2) == Some(Kind::Open)
                     || (self.kind(at + 1) == Some(Kind::Open)
                         && self.operand(at + 2).is_some_and(|(n, plain)| {
-                            plain && self.kind(n) == Some(Kind::Compare) && matches!(self.word(n), b"=" | b"!=" | b"<>")
+                            plain
+                                && self.kind(n) == Some(Kind::Compare)
+                                && matches!(self.word(n), b"=" | b"!=" | b"<>")
                         })
-                        && (self.quoted || self.ends_in_comment() || self.tokens.iter().enumerate().any(|(i, _)| self.any(i, &["select", "waitfor", "drop"]))))
+                        && (self.quoted
+                            || self.ends_in_comment()
+                            || self
+                                .tokens
+                                .iter()
+                                .enumerate()
+                                .any(|(i, _)| self.any(i, &["select", "waitfor", "drop"]))))
             }
             () if self.is(at, "begin") => self.is(at + 1, "declare"),
             () if self.is(at, "use") => self.kind(at + 2) == Some(Kind::Semicolon) && self.is(at + 3, "exec"),
@@ -419,7 +520,8 @@ impl Reading<'_> {
             () if self.is(at, "attach") => self.is(at + 1, "database"),
             () if self.is(at, "load") => self.is(at + 1, "data") && self.any(at + 2, &["infile", "local"]),
             () if self.is(at, "case") => {
-                let when = if self.is(at + 1, "when") { Some(at + 1) } else { self.operand(at + 1).map(|(n, _)| n) };
+                let when =
+                    if self.is(at + 1, "when") { Some(at + 1) } else { self.operand(at + 1).map(|(n, _)| n) };
                 when.is_some_and(|w| {
                     self.is(w, "when")
                         && (w + 2..self.tokens.len().min(w + 12)).any(|i| self.is(i, "then"))
@@ -441,15 +543,18 @@ impl Reading<'_> {
             word.len() >= p.len() && word[word.len() - p.len()..].eq_ignore_ascii_case(p.as_bytes())
         }) {
             // The name alone is what a question about it holds too.
-            return at > 0 && self.any(at - 1, &["exec", "execute", "call"])
-                || at > 0 && self.kind(at - 1) == Some(Kind::Semicolon)
+            return (at > 0
+                && (self.any(at - 1, &["exec", "execute", "call"])
+                    || self.kind(at - 1) == Some(Kind::Semicolon)))
                 || matches!(self.kind(at + 1), Some(Kind::Text | Kind::Variable));
         }
         if self.is(at, "waitfor") {
-            return self.any(at + 1, &["delay", "time"]) && matches!(self.kind(at + 2), Some(Kind::Text | Kind::Variable));
+            return self.any(at + 1, &["delay", "time"])
+                && matches!(self.kind(at + 2), Some(Kind::Text | Kind::Variable));
         }
         if self.is(at, "into") {
-            return self.any(at + 1, &["outfile", "dumpfile"]) && matches!(self.kind(at + 2), Some(Kind::Text | Kind::Open | Kind::Number) | None)
+            return self.any(at + 1, &["outfile", "dumpfile"])
+                && matches!(self.kind(at + 2), Some(Kind::Text | Kind::Open | Kind::Number) | None)
                 || self.is(at + 1, "outfile") && self.is(at + 2, "substring");
         }
         if self.is(at, "procedure") {
@@ -478,9 +583,20 @@ impl Reading<'_> {
         // Names of the catalogue, where a statement asks for them.
         if self.is(at, "from") {
             let table = self.word(at + 1).to_ascii_lowercase();
-            return [&b"information_schema."[..], b"sys.", b"pg_catalog.", b"mysql.user", b"sysobjects", b"sqlite_master", b"all_tables", b"dba_", b"master..", b"syscolumns"]
-                .iter()
-                .any(|t| table.starts_with(t))
+            return [
+                &b"information_schema."[..],
+                b"sys.",
+                b"pg_catalog.",
+                b"mysql.user",
+                b"sysobjects",
+                b"sqlite_master",
+                b"all_tables",
+                b"dba_",
+                b"master..",
+                b"syscolumns",
+            ]
+            .iter()
+            .any(|t| table.starts_with(t))
                 && self.tokens[..at].iter().enumerate().any(|(i, _)| self.is(i, "select"));
         }
         false
@@ -496,7 +612,9 @@ impl Reading<'_> {
             let numbered = self.kind(at + 2) == Some(Kind::Number)
                 && matches!(self.kind(at + 3), None | Some(Kind::Comment | Kind::Comma));
             let having = (at + 3..self.tokens.len().min(at + 10)).any(|n| self.is(n, "having"));
-            return placed && (numbered && (self.broke_out(at) || self.ends_in_comment()) || having && self.broke_out(at))
+            return placed
+                && (numbered && (self.broke_out(at) || self.ends_in_comment())
+                    || having && self.broke_out(at))
                 || having && self.boolean_after(at);
         }
         false
@@ -510,7 +628,12 @@ impl Reading<'_> {
     fn cut_off(&self) -> bool {
         let n = self.tokens.len();
         // `admin';`: the statement ends where ours would go on.
-        if self.quoted && n >= 2 && self.kind(n - 1) == Some(Kind::Semicolon) && self.tokens[0].end > 1 && self.broke_out(n) {
+        if self.quoted
+            && n >= 2
+            && self.kind(n - 1) == Some(Kind::Semicolon)
+            && self.tokens[0].end > 1
+            && self.broke_out(n)
+        {
             return !self.text[..self.tokens[0].end].iter().any(|b| matches!(b, b' ' | b'(' | b'=' | b','));
         }
         if n < 2 || !self.ends_in_comment() {
@@ -524,9 +647,13 @@ impl Reading<'_> {
         }
         // `@version --`, `1 * 1 --`: nothing but variables, numbers and their sums before it.
         let inner = &self.tokens[..n - 1];
-        bare && inner.iter().all(|t| matches!(t.kind, Kind::Number | Kind::Variable | Kind::Operator | Kind::Open | Kind::Close))
-            && (inner.iter().any(|t| t.kind == Kind::Variable)
-                || (inner.len() >= 3 && inner[1].kind == Kind::Operator && inner[0].kind == Kind::Number && inner[2].kind == Kind::Number))
+        bare && inner.iter().all(|t| {
+            matches!(t.kind, Kind::Number | Kind::Variable | Kind::Operator | Kind::Open | Kind::Close)
+        }) && (inner.iter().any(|t| t.kind == Kind::Variable)
+            || (inner.len() >= 3
+                && inner[1].kind == Kind::Operator
+                && inner[0].kind == Kind::Number
+                && inner[2].kind == Kind::Number))
     }
 
     /// `a'-0`, `a'=b()--`: behind a closed quote nothing but operators and operands, to the end.
@@ -542,7 +669,9 @@ impl Reading<'_> {
         let sign = |n: usize| matches!(self.kind(n), Some(Kind::Logic | Kind::Operator | Kind::Compare));
         // No value is such a word in quotes by accident: `' RLIKE '`, `' <=> '`.
         let rare = self.any(at, &["not", "rlike", "regexp", "sounds"])
-            || (self.kind(at) == Some(Kind::Compare) && !self.word(at)[0].is_ascii_alphabetic() && self.word(at).len() > 1);
+            || (self.kind(at) == Some(Kind::Compare)
+                && !self.word(at)[0].is_ascii_alphabetic()
+                && self.word(at).len() > 1);
         while sign(at) || (self.is(at, "not") && sign(at + 1)) {
             let logic = self.kind(at) == Some(Kind::Logic) && self.word(at)[0].is_ascii_alphabetic();
             while sign(at) || self.is(at, "not") {
@@ -571,7 +700,10 @@ impl Reading<'_> {
         // Searches join quoted words with signs: `oak" + "sign"`.
         let letters = first.iter().filter(|b| b.is_ascii_alphabetic()).count();
         let words = !number && letters > 5 && first.iter().any(|b| matches!(b, b' ' | b'?'));
-        plain && !words && (comment || (!length && !in_quotes && (rare || signs > 1 || !first.is_empty() || !quote_again)))
+        plain
+            && !words
+            && (comment
+                || (!length && !in_quotes && (rare || signs > 1 || !first.is_empty() || !quote_again)))
     }
 
     /// `1'||'asd'||'`, `' or ''-'`: strings and signs to the end, the last string left open.
@@ -581,13 +713,25 @@ impl Reading<'_> {
             return false;
         }
         let strings = self.tokens.iter().step_by(2).all(|t| t.kind == Kind::Text);
-        let signs = self.tokens.iter().skip(1).step_by(2).all(|t| matches!(t.kind, Kind::Logic | Kind::Operator | Kind::Compare));
+        let signs = self
+            .tokens
+            .iter()
+            .skip(1)
+            .step_by(2)
+            .all(|t| matches!(t.kind, Kind::Logic | Kind::Operator | Kind::Compare));
         let logic = self.tokens.iter().any(|t| t.kind == Kind::Logic);
         let last = self.tokens[n - 1];
         let open = last.end == self.text.len() && last.end - last.start <= 2;
         let empty = self.tokens[2..].iter().filter(|t| t.kind == Kind::Text).all(|t| t.end - t.start <= 2);
         strings && signs && n % 2 == 1 && open && logic && (n >= 5 || empty)
             || (strings && signs && n == 3 && self.word(1) == b"||" && open)
-            || (open && logic && empty && n >= 3 && self.kind(1) == Some(Kind::Logic) && self.tokens[2..].iter().all(|t| matches!(t.kind, Kind::Text | Kind::Operator | Kind::Compare)))
+            || (open
+                && logic
+                && empty
+                && n >= 3
+                && self.kind(1) == Some(Kind::Logic)
+                && self.tokens[2..]
+                    .iter()
+                    .all(|t| matches!(t.kind, Kind::Text | Kind::Operator | Kind::Compare)))
     }
 }

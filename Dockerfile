@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1.7
-# All images of Sallyport, one target each: operator, extproc, capture, envoy; agent is the tests' own.
+# All images of Sallyport, one target each: operator, extproc, capture, cni, envoy; agent is the tests' own.
 #
 #   docker build --target operator -t sallyport-operator .
 #   docker buildx build --platform linux/amd64,linux/arm64 --target extproc .
@@ -34,8 +34,12 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     . /target.env; \
     cargo build --release --locked --target "$TRIPLE" --bins \
       -p sallyport-operator -p sallyport-extproc -p sallyport-e2e; \
+    cargo build --release --locked --target "$TRIPLE" -p sallyport-cni --bin sallyport-cni-node; \
+    # The plugin runs among the node's own files, so it brings its C library along.
+    cargo rustc --release --locked --target "$TRIPLE" -p sallyport-cni --bin sallyport-cni -- \
+      -C target-feature=+crt-static; \
     mkdir /out; \
-    for program in sallyport-operator sallyport-extproc sallyport-e2e-agent; do \
+    for program in sallyport-operator sallyport-extproc sallyport-cni sallyport-cni-node sallyport-e2e-agent; do \
       "$GNU-strip" -o "/out/$program" "target/$TRIPLE/release/$program"; \
     done
 
@@ -68,3 +72,15 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 USER 65532:65532
 ENTRYPOINT ["/bin/sh"]
+
+# The plugin, the daemon that installs it, and the nft by which that one writes rules in pods' namespaces. Root, as
+# the DaemonSet runs it, with NET_ADMIN and SYS_ADMIN.
+FROM debian:bookworm-slim AS cni
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends nftables \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=build /out/sallyport-cni /sallyport-cni
+COPY --from=build /out/sallyport-cni-node /sallyport-cni-node
+USER 65532:65532
+ENTRYPOINT ["/sallyport-cni-node"]

@@ -35,7 +35,7 @@ envoy: ## fetch the Envoy that Sallyport is tested with, into .cache
 test: ## every test, the ones against the real Envoy and a real Kubernetes included
 	@CARGO='$(CARGO)' tools/test
 
-soak: ## a thousand subscribers of the operator and minutes of traffic, in a real Kubernetes
+soak: ## a thousand subscribers of the operator, minutes of traffic, long outages, in a real Kubernetes
 	@CARGO='$(CARGO)' tools/soak
 
 cluster: ## a real Kubernetes of one node on this machine, with Sallyport and a guarded agent

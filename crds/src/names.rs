@@ -1,6 +1,8 @@
 //! Names that more than one part of Sallyport writes or reads: labels, annotations, containers, ports,
 //! condition types and reasons. All of them are public API.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 /// Label on a namespace (`enabled`, `required`, `disabled`), label or annotation on a pod (`true`, `false`).
 pub const INJECT: &str = "sallyport.dev/inject";
 /// A pod's annotation: the name of the policy it wants among those that select it.
@@ -59,6 +61,13 @@ pub const TRANSPARENT_PORT: u16 = 15_001;
 pub const PROXY_PORT: u16 = 15_002;
 /// Port on which extproc serves its own and Envoy's metrics, and `/ready`.
 pub const METRICS_PORT: u16 = 15_020;
+/// Port on the loopback by which extproc checks that the pod is captured.
+pub const CHECK_PORT: u16 = 15_021;
+/// What extproc dials for that check, one address for each family: documentation addresses, which nobody has.
+/// The capture rules bring the sidecar's user from [`CHECK_PORT`] there to its own loopback; without them
+/// nobody answers.
+pub const CHECK_ADDRESSES: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 21)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x21))];
 
 /// Condition types of an AgentPolicy.
 pub mod conditions {

@@ -226,8 +226,10 @@ impl Selector {
 #[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Capture {
-    /// By which means. `Init`: an init container with NET_ADMIN writes rules into the pod's network
-    /// namespace. `Explicit`: the agent is told by `HTTP_PROXY`; advisory, because nothing forces it.
+    /// By which means. `CNI`: the node's CNI plugin writes rules into the pod's network namespace before its
+    /// first container starts; needs the chart's `cni.enabled`, and no capability. `Init`: an init container
+    /// with NET_ADMIN writes the same rules. `Explicit`: the agent is told by `HTTP_PROXY`; advisory, because
+    /// nothing forces it.
     pub mode: CaptureMode,
     /// Networks whose connections go past the sidecar, uninspected. Only the policy can say so.
     #[serde(rename = "excludeCIDRs", skip_serializing_if = "Vec::is_empty")]
@@ -253,11 +255,22 @@ pub struct Capture {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
 pub enum CaptureMode {
+    /// The node's CNI plugin writes rules into the pod's network namespace before its first container starts.
+    #[serde(rename = "CNI")]
+    Cni,
     /// An init container with NET_ADMIN writes rules into the pod's network namespace.
     #[default]
     Init,
     /// The agent is told by `HTTP_PROXY`; advisory, because nothing forces it.
     Explicit,
+}
+
+impl CaptureMode {
+    /// Whether rules in the pod's network namespace bring its connections to the sidecar, so that an agent
+    /// can't choose another way.
+    pub const fn forces(self) -> bool {
+        matches!(self, Self::Cni | Self::Init)
+    }
 }
 
 /// What the agent's containers may be.

@@ -20,6 +20,10 @@ BRIDGE=sallyport0
 # root and does not know, those of another kubelet on this machine as well.
 CGROUP=sallyport-node-$(printf '%s' "$RUN" | cksum | cut -d' ' -f1)
 NFT_TABLE=sallyport_node
+# Folders with fixed names that containerd, the kubelet and pods with hostPaths write to. The node has them on
+# memory of its own.
+NODE_DIRS=(/run/netns /run/containerd /run/sallyport-cni /var/lib/cni /var/lib/kubelet /var/log/containers
+    /var/log/pods /etc/cni/net.d /opt/cni/bin)
 PAUSE_IMAGE=localhost/sallyport-pause:1
 PROGRAMS=(coredns etcd helm kube-apiserver kube-controller-manager kube-proxy kube-scheduler kubectl kubelet)
 

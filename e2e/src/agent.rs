@@ -263,6 +263,13 @@ fn hear(mut stream: TcpStream, heard: &Mutex<Vec<u8>>) {
     }
 }
 
+/// How long an agent may take, besides what it is told to wait.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn outcome(text: &str) -> io::Result<Outcome> {
+    serde_json::from_str(text).map_err(|e| io::Error::other(format!("{e}: {text}")))
+}
+
 /// An agent in a pod, as a test sees it.
 #[derive(Clone, Debug)]
 pub struct Remote {
@@ -282,13 +289,14 @@ impl Remote {
 
     /// Has it do something.
     pub fn run(&self, task: &Task) -> io::Result<Outcome> {
-        let text = self.exchange(&serde_json::to_vec(task)?)?;
-        serde_json::from_str(&text).map_err(|e| io::Error::other(format!("{e}: {text}")))
+        outcome(&self.exchange(&serde_json::to_vec(task)?)?)
     }
 
     /// Has it make a call; an error is the agent's own.
     pub fn call(&self, call: &Call) -> io::Result<Answer> {
-        match self.run(&Task::Call(call.clone()))? {
+        let text =
+            self.exchange_within(call.given() + PATIENCE, &serde_json::to_vec(&Task::Call(call.clone()))?)?;
+        match outcome(&text)? {
             Outcome::Answer(answer) => Ok(answer),
             Outcome::Failed(e) => Err(io::Error::other(e)),
             other => Err(io::Error::other(format!("{other:?}"))),
@@ -296,8 +304,12 @@ impl Remote {
     }
 
     fn exchange(&self, body: &[u8]) -> io::Result<String> {
+        self.exchange_within(PATIENCE, body)
+    }
+
+    fn exchange_within(&self, limit: Duration, body: &[u8]) -> io::Result<String> {
         let mut stream = TcpStream::connect_timeout(&self.address, Duration::from_secs(5))?;
-        stream.set_read_timeout(Some(Duration::from_secs(120)))?;
+        stream.set_read_timeout(Some(limit))?;
         write!(
             stream,
             "POST / HTTP/1.1\r\nhost: agent\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",

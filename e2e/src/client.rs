@@ -133,6 +133,11 @@ impl Call {
         self
     }
 
+    /// How long it waits before it gives up.
+    pub fn given(&self) -> Duration {
+        self.deadline
+    }
+
     /// Closes the connection once this many bytes of body came.
     #[must_use]
     pub fn give_up_after(mut self, bytes: usize) -> Self {

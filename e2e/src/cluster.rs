@@ -11,8 +11,8 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 pub use kubectl::{Output, helm, kubectl, kubectl_input, shell};
-pub use namespace::{Namespace, Pod, agent_image, usual_spec};
-pub use process::{file_in, resident_kib, signal};
+pub use namespace::{Namespace, Pod, agent_image, cni_spec, usual_spec};
+pub use process::{file_in, node_root, resident_kib, restart_program, signal, signal_program};
 
 /// How long anything in the cluster may take before the test gives up: images are on the node, so a pod
 /// starts in seconds; a loaded machine gets many times that.
@@ -38,8 +38,8 @@ pub fn readme_commands() -> Vec<String> {
     lines.map(|l| l.split("  #").next().unwrap_or(l).trim().to_owned()).collect()
 }
 
-/// Installs both charts with the README's commands; the node has this checkout's images under the names
-/// that the chart gives them. What is installed already stays.
+/// Installs both charts with the README's commands, the CNI plugin besides; the node has this checkout's images
+/// under the names that the chart gives them. What is installed already stays.
 pub fn install() {
     for line in readme_commands().iter().filter(|l| l.starts_with("helm install ")) {
         let status = line.replace("helm install", "helm status").replace(" --create-namespace", "");
@@ -47,12 +47,26 @@ pub fn install() {
         if helm(&words).is_ok() {
             continue;
         }
+        let line =
+            if line.ends_with("crds") { line.clone() } else { format!("{line} --set cni.enabled=true") };
         println!("$ {line}");
-        if let Err(e) = shell(line) {
+        if let Err(e) = shell(&line) {
             panic!("{e}\n{}", state_of(SYSTEM));
         }
     }
     await_operator();
+    await_cni();
+}
+
+/// Waits until the daemon of the CNI plugin is ready on every node, where it is installed: what starts earlier is
+/// not captured.
+pub fn await_cni() {
+    if kubectl(&["get", "daemonset", "sallyport-cni", "-n", SYSTEM]).is_ok()
+        && let Err(e) =
+            kubectl(&["rollout", "status", "daemonset/sallyport-cni", "-n", SYSTEM, "--timeout=120s"])
+    {
+        panic!("{e}\n{}", state_of(SYSTEM));
+    }
 }
 
 /// Upgrades both charts, as docs/install.md says.

@@ -121,6 +121,7 @@ fn the_judged_host_is_the_dialled_host() {
         ("backslash", format!("GET http://{good}\\@{bad}/x HTTP/1.1\r\nhost: {good}\r\n\r\n"), false),
         ("userinfo", format!("GET http://{good}@{bad}/x HTTP/1.1\r\nhost: {good}\r\n\r\n"), false),
         ("no host", "GET /x HTTP/1.1\r\n\r\n".to_owned(), false),
+        ("HTTP/1.0", "GET /x HTTP/1.0\r\n\r\n".to_owned(), false),
         ("empty host", "GET /x HTTP/1.1\r\nhost:\r\n\r\n".to_owned(), false),
         ("https", format!("GET https://{good}/x HTTP/1.1\r\nhost: {good}\r\n\r\n"), false),
         ("scheme of capitals", format!("GET HTTP://{good}/x HTTP/1.1\r\nhost: {bad}\r\n\r\n"), true),
@@ -132,6 +133,9 @@ fn the_judged_host_is_the_dialled_host() {
         let text = String::from_utf8_lossy(&up.got()[before..]).into_owned();
         assert_eq!(got.starts_with("HTTP/1.1 2"), passes, "{name}: {got}");
         assert_eq!(text.is_empty(), !passes, "{name}: {text}");
+        if name == "no host" {
+            assert!(got.starts_with("HTTP/1.1 400") && got.contains("bad_url"), "{name}: {got}");
+        }
         if name.contains("differs") && passes {
             assert!(text.contains(&format!("host: {good}")) && !text.contains(&bad.to_string()), "{text}");
         }

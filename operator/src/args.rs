@@ -25,13 +25,13 @@ pub struct Args {
     #[arg(long, env = "SALLYPORT_CONFIG", default_value = "/etc/sallyport/config.yaml")]
     pub config: PathBuf,
     /// Where admission is served, TLS.
-    #[arg(long, env = "SALLYPORT_WEBHOOK_ADDR", default_value = "0.0.0.0:9443")]
+    #[arg(long, env = "SALLYPORT_WEBHOOK_ADDR", default_value = "[::]:9443")]
     pub webhook_addr: SocketAddr,
     /// Where sidecars subscribe, TLS.
-    #[arg(long, env = "SALLYPORT_DISCOVERY_ADDR", default_value = "0.0.0.0:8443")]
+    #[arg(long, env = "SALLYPORT_DISCOVERY_ADDR", default_value = "[::]:8443")]
     pub discovery_addr: SocketAddr,
     /// Where metrics and probes are served, plain HTTP.
-    #[arg(long, env = "SALLYPORT_METRICS_ADDR", default_value = "0.0.0.0:8080")]
+    #[arg(long, env = "SALLYPORT_METRICS_ADDR", default_value = "[::]:8080")]
     pub metrics_addr: SocketAddr,
     /// Serve tls.crt and tls.key of this directory and have clients trust its ca.crt; left out, the
     /// operator is its own authority.

@@ -35,15 +35,32 @@ const LEASE: Duration = Duration::from_secs(15);
 /// The Lease's name.
 const LEASE_NAME: &str = "sallyport-operator";
 
-/// Admission: the API server keeps few connections; each handles many requests.
-const WEBHOOK: Listener =
-    Listener { name: "webhook", connections: 512, streams: 250, drain: Duration::from_secs(6) };
+/// Admission: the API server keeps few connections; each handles many requests. It speaks HTTP/1.1, leaves a
+/// connection that rests after 90 s, and does not repeat a request that it had begun to write: were the
+/// connection closed here first, a review would be lost now and then.
+const WEBHOOK: Listener = Listener {
+    name: "webhook",
+    connections: 512,
+    streams: 250,
+    idle: Duration::from_secs(120),
+    drain: Duration::from_secs(6),
+};
 /// One connection per guarded pod, 5,000 of them at the design's target, and as many again while they move
-/// here from a replica that stops.
-const DISCOVERY: Listener =
-    Listener { name: "discovery", connections: 12_000, streams: 8, drain: Duration::from_secs(2) };
-const METRICS: Listener =
-    Listener { name: "metrics", connections: 64, streams: 16, drain: Duration::from_secs(1) };
+/// here from a replica that stops. Sidecars speak HTTP/2.
+const DISCOVERY: Listener = Listener {
+    name: "discovery",
+    connections: 12_000,
+    streams: 8,
+    idle: Duration::from_secs(5),
+    drain: Duration::from_secs(2),
+};
+const METRICS: Listener = Listener {
+    name: "metrics",
+    connections: 64,
+    streams: 16,
+    idle: Duration::from_secs(5),
+    drain: Duration::from_secs(1),
+};
 
 /// Runs the process.
 pub fn main() -> ExitCode {
@@ -105,8 +122,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let tls = TlsAcceptor::from(certs::server_config(&certificates)?);
     let (admission, reporting) =
         webhook::start(client.clone(), index.clone(), settings, &args.pod_name, &metrics);
-    let discovery = discovery::service(client.clone(), index.clone(), metrics.registry());
-    let discovery = tonic::service::Routes::new(discovery).into_axum_router();
+    let discovery = discovery::router(client.clone(), index.clone(), metrics.registry());
     for (address, tls, router, listener) in [
         (args.metrics_addr, None, health::router(health), METRICS),
         (args.webhook_addr, Some(tls.clone()), admission, WEBHOOK),

@@ -3,13 +3,16 @@
 //! Bounds hold per listener: connections at once, time for a handshake, time and bytes for a request's
 //! head, streams per connection. Bodies are bounded by who reads them. What is not guaranteed: fairness
 //! among clients; a client that takes every connection keeps others out until its idle ones are pinged away.
+//!
+//! Handlers find who calls as [`Peer`] in a request's extensions.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
@@ -18,11 +21,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
+use tower::util::MapRequest;
 
 use crate::metrics::Metrics;
 use crate::tasks::stopped;
 
-/// A client that does not finish its handshake, or a request's head, in this time is turned away.
+/// A client that does not finish its handshake in this time is turned away.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// HTTP/2 connections are pinged so often, and closed if no answer comes in [`PING_TIMEOUT`]: that is how
 /// a stream whose node vanished ends.
@@ -40,15 +44,23 @@ pub struct Listener {
     pub connections: usize,
     /// HTTP/2 streams at once on one connection.
     pub streams: u32,
+    /// How long an HTTP/1.1 connection may wait for a request, and a request for the rest of its head.
+    pub idle: Duration,
     /// How long connections may finish what they do after the stop.
     pub drain: Duration,
 }
 
-/// Binds an address.
+/// The address that a request's connection comes from. Where the network masquerades, that of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer(pub IpAddr);
+
+/// Binds an address. `[::]` means both families; a machine without IPv6 listens on `0.0.0.0` instead.
 pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|e| io::Error::new(e.kind(), format!("listening on {address}: {e}")))
+    let mut bound = TcpListener::bind(address).await;
+    if bound.is_err() && address.ip() == Ipv6Addr::UNSPECIFIED {
+        bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
+    }
+    bound.map_err(|e| io::Error::new(e.kind(), format!("listening on {address}: {e}")))
 }
 
 /// Serves until told to stop, then lets connections finish.
@@ -66,7 +78,8 @@ pub async fn serve(
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
+        // From the end of the answer before it: it closes connections that rest, too.
+        .header_read_timeout(listener.idle)
         .max_buf_size(HEAD_BYTES as usize)
         .http2()
         .timer(TokioTimer::new())
@@ -75,7 +88,7 @@ pub async fn serve(
         .max_header_list_size(HEAD_BYTES)
         .max_concurrent_streams(listener.streams);
     loop {
-        let (stream, _) = tokio::select! {
+        let (stream, from) = tokio::select! {
             () = stopped(&mut stop) => break,
             accepted = socket.accept() => match accepted {
                 Ok(accepted) => accepted,
@@ -100,7 +113,7 @@ pub async fn serve(
             let Some(stream) = secure(stream, tls, &metrics, name).await else {
                 return;
             };
-            let service = TowerToHyperService::new(router);
+            let service = TowerToHyperService::new(from_peer(router, Peer(from.ip().to_canonical())));
             let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
             if let Err(error) = watcher.watch(connection).await {
                 tracing::debug!(%error, listener = name, "a connection ended");
@@ -112,6 +125,17 @@ pub async fn serve(
         tracing::warn!(listener = listener.name, "some connections were cut off");
     }
     Ok(())
+}
+
+/// The service of one connection: every request says where it comes from.
+fn from_peer<B>(
+    router: Router,
+    peer: Peer,
+) -> MapRequest<Router, impl FnMut(Request<B>) -> Request<B> + Clone + Send> {
+    MapRequest::new(router, move |mut request: Request<B>| {
+        request.extensions_mut().insert(peer);
+        request
+    })
 }
 
 /// What a connection is read from and written to.

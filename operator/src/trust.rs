@@ -38,7 +38,7 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let all: Api<ConfigMap> = Api::all(client.clone());
     let config = watcher::Config::default().fields(&format!("metadata.name={TRUST_CONFIG_MAP}"));
-    let mut events = pin!(watcher(all, config).default_backoff());
+    let mut events = pin!(watcher(all, config).backoff(crate::watch_backoff()));
     let mut held = Held::default();
     let mut failed = false;
     loop {

@@ -64,6 +64,7 @@ fn world() -> World {
         images,
         image_pull_policy: None,
         image_pull_secrets: Vec::new(),
+        cni: true,
         discovery: "https://op.ns.svc:8443".into(),
     };
     let router = router(Admission::new(cluster, settings, reports, metrics.clone()));

@@ -4,6 +4,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
@@ -20,6 +21,7 @@ use tokio::sync::watch;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 const NAME: &str = "op.ns.svc";
+const SECOND: Duration = Duration::from_secs(1);
 
 struct Server {
     address: SocketAddr,
@@ -36,8 +38,7 @@ async fn server(connections: usize) -> Server {
     let address = socket.local_addr().unwrap();
     let (stop, stopped) = watch::channel(false);
     let router = Router::new().route("/", get(async || "ok"));
-    let listener =
-        Listener { name: "test", connections, streams: 8, drain: std::time::Duration::from_secs(1) };
+    let listener = Listener { name: "test", connections, streams: 8, idle: SECOND, drain: SECOND };
     let task = tokio::spawn(serve(socket, Some(tls), router, listener, metrics, stopped));
     Server { address, certificates, stop, task }
 }
@@ -48,9 +49,7 @@ struct At(Timestamp);
 
 impl rustls::time_provider::TimeProvider for At {
     fn current_time(&self) -> Option<UnixTime> {
-        Some(UnixTime::since_unix_epoch(std::time::Duration::from_secs(
-            self.0.as_second().try_into().unwrap(),
-        )))
+        Some(UnixTime::since_unix_epoch(Duration::from_secs(self.0.as_second().try_into().unwrap())))
     }
 }
 
@@ -161,10 +160,10 @@ async fn connections_above_the_cap_are_turned_away_and_the_stop_ends_the_listene
         TcpStream::connect(server.address).await.unwrap(),
         TcpStream::connect(server.address).await.unwrap(),
     ];
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(connect(server.address, &bundle(&list), NAME, now).await.is_err());
     drop(idle);
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
     connect(server.address, &bundle(&list), NAME, now).await.unwrap();
     server.stop.send(true).unwrap();
     server.task.await.unwrap().unwrap();

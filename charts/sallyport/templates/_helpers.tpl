@@ -20,6 +20,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{- end }}
 {{- end -}}
 
+{{- define "sallyport.cniSelectorLabels" -}}
+app.kubernetes.io/name: sallyport-cni
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "sallyport.cniLabels" -}}
+{{ include "sallyport.cniSelectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: sallyport
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
+{{- with .Values.extraLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{/* One image, from (list . IMAGE), IMAGE being one of the values' images. */}}
 {{- define "sallyport.image" -}}
 {{- $root := index . 0 -}}
@@ -41,6 +57,7 @@ images:
 imagePullPolicy: {{ . }}
 {{- end }}
 imagePullSecrets: {{ toJson .Values.imagePullSecrets }}
+cni: {{ .Values.cni.enabled }}
 discovery: https://{{ include "sallyport.name" . }}.{{ .Release.Namespace }}.svc:8443
 {{- end -}}
 
@@ -69,7 +86,9 @@ seccompProfile:
   values: {{ concat $fixed .Values.webhooks.excludedNamespaces | uniq | toJson }}
 {{- end -}}
 
-{{/* The operator keeps caBundle. The field is left out, so that an upgrade leaves it as it is. */}}
+{{/* The operator keeps caBundle, with cert-manager too: it alone knows which authority signed what it serves. The
+     field is left out, so that an upgrade leaves it as it is. cert-manager's injector is not asked: two writers
+     would undo each other's until every pod has the new Secret. */}}
 {{- define "sallyport.clientConfig" -}}
 {{- $root := index . 0 -}}
 service:
@@ -77,13 +96,6 @@ service:
   namespace: {{ $root.Release.Namespace }}
   path: {{ index . 1 }}
   port: 443
-{{- end -}}
-
-{{- define "sallyport.webhookAnnotations" -}}
-{{- if .Values.certManager.enabled }}
-annotations:
-  cert-manager.io/inject-ca-from: {{ .Release.Namespace }}/{{ include "sallyport.name" . }}-tls
-{{- end }}
 {{- end -}}
 
 {{/* A pod's spec, restartPolicy excepted: all three ports of the operator answer through its Service, and a

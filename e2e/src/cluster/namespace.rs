@@ -115,7 +115,14 @@ impl Namespace {
         });
     }
 
-    /// The manifest of an agent's pod that asks to be guarded.
+    /// A namespace where pods may opt in, and whose pods must meet the Pod Security Standard `restricted`.
+    pub fn restricted(name: &str) -> Self {
+        let namespace = Self::enabled(name);
+        namespace.label("pod-security.kubernetes.io/enforce=restricted");
+        namespace
+    }
+
+    /// The manifest of an agent's pod that asks to be guarded. It fits a `restricted` namespace as it is.
     pub fn agent_manifest(name: &str) -> Value {
         json!({
             "apiVersion": "v1",
@@ -134,7 +141,10 @@ impl Namespace {
                     "imagePullPolicy": "Never",
                     "command": ["/sallyport-e2e-agent"],
                     "args": ["agent"],
-                    "securityContext": {"runAsUser": 1000},
+                    "securityContext": {
+                        "runAsUser": 1000, "runAsNonRoot": true, "allowPrivilegeEscalation": false,
+                        "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
+                    },
                     "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 1},
                 }],
             },
@@ -194,6 +204,13 @@ impl Namespace {
     pub fn logs(&self, pod: &str, container: &str) -> String {
         self.kubectl(&["logs", pod, "-c", container]).map_or_else(|e| e.to_string(), |o| o.stdout)
     }
+}
+
+/// What [`Namespace::usual_policy`] says, with capture by the CNI plugin.
+pub fn cni_spec() -> Value {
+    let mut spec = usual_spec();
+    spec["capture"] = json!({"mode": "CNI"});
+    spec
 }
 
 /// What [`Namespace::usual_policy`] says.

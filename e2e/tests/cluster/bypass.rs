@@ -6,10 +6,11 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use sallyport_e2e::agent::{Ear, HEARD, Outcome, Remote, Task};
-use sallyport_e2e::cluster::{Namespace, Pod};
+use sallyport_e2e::cluster::{Namespace, Pod, cni_spec, usual_spec};
 use serde_json::{Value, json};
 
 /// How long an answer may take that should not come.
@@ -167,7 +168,9 @@ fn plain_agent(name: &str) -> Value {
 
 impl Stage {
     fn new(name: &str, spec: &Value) -> Self {
-        let namespace = Namespace::enabled(name);
+        // With the CNI plugin no pod needs a right that `restricted` does not admit.
+        let cni = spec["capture"]["mode"] == "CNI";
+        let namespace = if cni { Namespace::restricted(name) } else { Namespace::enabled(name) };
         namespace.policy("usual", spec).unwrap();
         let host = namespace.upstream();
         let guarded = namespace.agent("agent");
@@ -213,10 +216,26 @@ fn link_local_ears(stage: &Stage) -> Option<(SocketAddrV6, SocketAddrV6)> {
     Some((SocketAddrV6::new(address, ODD, 0, index), SocketAddrV6::new(address, ODD, 0, pod_index)))
 }
 
+/// The node's ears are on fixed ports.
+static EARS: Mutex<()> = Mutex::new(());
+
 #[test]
 fn nothing_gets_out_but_through_the_filter() {
-    let usual = sallyport_e2e::cluster::usual_spec();
-    let stage = Stage::new("out", &usual);
+    let _alone = EARS.lock().unwrap_or_else(PoisonError::into_inner);
+    nothing_gets_out(&Stage::new("out", &usual_spec()));
+}
+
+#[test]
+fn nothing_gets_out_of_a_restricted_namespace_captured_by_cni() {
+    let _alone = EARS.lock().unwrap_or_else(PoisonError::into_inner);
+    let stage = Stage::new("cni-out", &cni_spec());
+    let pod = stage.namespace.pod("agent").unwrap();
+    let init: Vec<_> = pod["spec"]["initContainers"].as_array().unwrap().iter().map(|c| &c["name"]).collect();
+    assert_eq!(init, ["sallyport-extproc", "sallyport-envoy"]);
+    nothing_gets_out(&stage);
+}
+
+fn nothing_gets_out(stage: &Stage) {
     let (node, host) = (stage.node, stage.host.as_str());
     let outsider = stage.pod_ip("outsider");
     let upstream = SocketAddr::new(stage.pod_ip("upstream"), 8080);
@@ -226,7 +245,7 @@ fn nothing_gets_out_but_through_the_filter() {
     let hearing = Task::Hear { port: POD_EAR, during: Duration::from_secs(25) };
     let agent = stage.outsider.agent.clone();
     let in_pod = std::thread::spawn(move || agent.run(&hearing).unwrap());
-    let v6 = link_local_ears(&stage);
+    let v6 = link_local_ears(stage);
     let v6_ear = v6.map(|(here, _)| Ear::listen(here.into()).unwrap_or_else(|e| panic!("{here}: {e}")));
     std::thread::sleep(Duration::from_secs(1));
 

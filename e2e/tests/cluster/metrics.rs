@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use sallyport_e2e::client::Call;
-use sallyport_e2e::cluster::{Namespace, SYSTEM, await_condition, installed, kubectl};
+use sallyport_e2e::cluster::{Namespace, SYSTEM, await_condition, helm, installed, kubectl};
 use sallyport_e2e::messages::chat;
 use sallyport_e2e::upstream::fake_key;
 use serde_json::Value;
@@ -38,26 +38,31 @@ fn sum(text: &str, name: &str, labels: &[&str]) -> f64 {
         .sum()
 }
 
-/// Every metric that an expression of the dashboard names.
-fn named_by_the_dashboard() -> BTreeSet<String> {
-    fn expressions(value: &Value, into: &mut Vec<String>) {
-        match value {
-            Value::Object(map) => {
-                for (key, value) in map {
-                    match value {
-                        Value::String(text) if key == "expr" || key == "query" => into.push(text.clone()),
-                        other => expressions(other, into),
-                    }
+/// Every text under one of these keys, at any depth.
+fn texts(value: &Value, keys: &[&str], into: &mut Vec<String>) {
+    match value {
+        Value::Object(map) => {
+            for (key, value) in map {
+                match value {
+                    Value::String(text) if keys.contains(&key.as_str()) => into.push(text.clone()),
+                    other => texts(other, keys, into),
                 }
             }
-            Value::Array(all) => all.iter().for_each(|v| expressions(v, into)),
-            _ => {}
         }
+        Value::Array(all) => all.iter().for_each(|v| texts(v, keys, into)),
+        _ => {}
     }
+}
+
+fn dashboard() -> Value {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/sallyport/dashboards/sallyport.json");
-    let dashboard: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// Every metric that an expression of the dashboard names.
+fn named_by_the_dashboard() -> BTreeSet<String> {
     let mut all = Vec::new();
-    expressions(&dashboard, &mut all);
+    texts(&dashboard(), &["expr", "query"], &mut all);
     all.iter()
         .flat_map(|text| text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')))
         .filter(|word| {
@@ -158,4 +163,29 @@ fn every_metric_of_the_dashboard_is_served() {
         std::thread::sleep(std::time::Duration::from_secs(1));
     }
     panic!("the dashboard names what nobody serves: {last:?}");
+}
+
+#[test]
+fn every_expression_of_the_dashboard_and_of_the_alerts_is_promql() {
+    let mut all = Vec::new();
+    texts(&dashboard(), &["expr"], &mut all);
+    let panels = all.len();
+    let rules = helm(&[
+        "template",
+        "sallyport",
+        "charts/sallyport",
+        "--namespace",
+        SYSTEM,
+        "--api-versions=monitoring.coreos.com/v1",
+        "--set=monitoring.prometheusRule.enabled=true",
+        "--show-only=templates/alerts.yaml",
+    ]);
+    let rules: Value = serde_saphyr::from_str(&rules.unwrap_or_else(|e| panic!("{e}")).stdout).unwrap();
+    texts(&rules, &["expr"], &mut all);
+    assert!(panels > 20 && all.len() > panels + 10, "{panels} of {}", all.len());
+    for text in &all {
+        // Grafana puts a duration there.
+        let text = text.replace("$__rate_interval", "5m");
+        promql_parser::parser::parse(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+    }
 }

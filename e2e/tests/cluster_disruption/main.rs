@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod certificates;
+mod cni;
 mod operations;
 
 use std::sync::atomic::{AtomicBool, Ordering};

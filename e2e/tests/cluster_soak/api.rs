@@ -4,12 +4,17 @@ use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use sallyport_e2e::client::{Answer, Body, Call};
 use serde_json::Value;
 
+use crate::DEADLINE;
+
 /// Calls that are under way at once. The API server has two cores, and shares them.
 const AT_ONCE: usize = 8;
+/// The pause before what was turned away is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// `kubectl proxy`, which adds the credentials. It ends with this value.
 pub(crate) struct Api {
@@ -41,13 +46,15 @@ impl Api {
         answer.json()
     }
 
-    /// Creates something; fails if the API server does not.
+    /// Creates something; fails if the API server does not. What a webhook that is busy, or that does not know
+    /// the policy yet, turns away is said, and tried again, as any controller does.
     pub(crate) fn post(&self, path: &str, object: &Value) -> Value {
         let call = Call::post_json(self.url(path), object);
+        let start = Instant::now();
         let mut answer = call.send().unwrap();
-        if answer.status == 500 {
-            // A webhook that did not answer in time on a busy machine: said, and tried once more.
-            println!("{path}: {}", answer.text());
+        while start.elapsed() < DEADLINE && (answer.status == 500 || answer.text().contains("NoPolicy")) {
+            println!("{path}: {}", answer.json()["message"]);
+            std::thread::sleep(AGAIN);
             answer = call.send().unwrap();
         }
         assert!((200..300).contains(&answer.status), "{path}: {}", answer.text());

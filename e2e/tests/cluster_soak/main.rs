@@ -1,4 +1,7 @@
-//! The operator under many subscribers, and a sidecar under long traffic: what `make soak` runs.
+//! The operator under many subscribers, a sidecar under long traffic, and what both do while others are away
+//! for long: what `make soak` runs.
+//!
+//! One test at a time has the cluster; only one that does nothing but wait lets others have it meanwhile.
 //!
 //! The subscribers are real processes with a TLS connection for each stream, and with tokens that are bound
 //! to guarded pods. The pods run nowhere. The numbers printed are what the record in `docs/benchmarks` holds;
@@ -6,10 +9,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod api;
+mod cert_manager;
 mod fleet;
 mod measure;
+mod outages;
 mod traffic;
+mod watch;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use sallyport_e2e::cluster::{Namespace, SYSTEM, await_within, kubectl, resident_kib};
@@ -41,6 +48,11 @@ const WARM_UP: f64 = 60.0;
 /// A sidecar or operator that grows by more than this over the counted samples leaks. What is below can't be
 /// told from noise in a run of minutes.
 const MOST_GROWTH_MIB: f64 = 16.0;
+
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn setting(name: &str, default: usize) -> usize {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|e| panic!("{name}: {e}")))
@@ -94,6 +106,7 @@ fn await_bundle(fleet: &Fleet, known: &[String]) -> String {
 
 #[test]
 fn a_thousand_subscribers_acknowledge_changes_and_come_back_after_a_restart() {
+    let _alone = alone();
     let size = setting("SALLYPORT_SOAK_SUBSCRIBERS", 1000);
     let namespace = Namespace::enabled("fleet");
     let api = Api::start();

@@ -6,7 +6,8 @@ use tonic_prost::ProstCodec;
 
 /// Bytes that a stream's buffers begin with, one for each direction, and grow by. A stream of discovery says
 /// a hundred bytes at its beginning and then nothing for minutes; with tonic's 8 KiB, 5,000 of them held 80
-/// MiB. A bundle's buffer grows for as long as it is sent.
+/// MiB. The operator does not encode by it ([`framed`](crate::discovery::framed)): the encoder keeps the buffer of
+/// the largest message for as long as the stream lives.
 const BUFFER: usize = 512;
 /// As tonic's own.
 const YIELD_AT: usize = 32 << 10;

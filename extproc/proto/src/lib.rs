@@ -40,7 +40,14 @@ pub mod ext_proc {
 pub mod discovery {
     use std::fmt::Write as _;
 
+    use bytes::{BufMut as _, Bytes, BytesMut};
+    use prost::Message as _;
     use sha2::{Digest as _, Sha256};
+    use tonic::Streaming;
+    use tonic::codec::Codec as _;
+    use tonic::codegen::{Body, StdError};
+
+    use crate::codec::Resting;
 
     pub use crate::generated::sallyport::discovery::v1alpha1::discovery_client::DiscoveryClient;
     pub use crate::generated::sallyport::discovery::v1alpha1::discovery_server::{
@@ -58,6 +65,32 @@ pub mod discovery {
     pub const POLICY_PART: &str = "policy";
     /// Name of the part that holds Envoy's configuration: an object with `bootstrap` and `listeners`.
     pub const ENVOY_PART: &str = "envoy";
+
+    /// Where sidecars subscribe, for a server that answers with [`framed`] messages of its own.
+    pub const SUBSCRIBE_PATH: &str = "/sallyport.discovery.v1alpha1.Discovery/Subscribe";
+
+    /// What a sidecar says in its request's body. A message above `longest` bytes is an error.
+    pub fn requests<B>(body: B, longest: usize) -> Streaming<SubscribeRequest>
+    where
+        B: Body + Send + 'static,
+        B::Error: Into<StdError>,
+    {
+        let decoder = Resting::<SubscribeResponse, SubscribeRequest>::default().decoder();
+        Streaming::new_request(decoder, body, None, Some(longest))
+    }
+
+    /// An answer as it goes on the wire: not compressed, its length, itself. Clones share the memory, so one
+    /// does for every stream that is sent the same.
+    pub fn framed(response: &SubscribeResponse) -> Bytes {
+        let length = response.encoded_len();
+        let mut frame = BytesMut::with_capacity(5 + length);
+        frame.put_u8(0);
+        // A bundle is some 25 KiB; what a policy may hold keeps it far below 4 GiB.
+        frame.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+        // Fails only where there is no room, and there is: a BytesMut grows.
+        let _ = response.encode(&mut frame);
+        frame.freeze()
+    }
 
     /// A part's digest.
     pub fn part_digest(content: &[u8]) -> String {

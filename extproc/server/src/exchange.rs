@@ -229,11 +229,14 @@ impl Exchange {
             // A response to a request that we have not seen to its end. Either Envoy itself gave up on the
             // request (413: its body is longer than what may be held), or it does not send us what we must
             // see. Both are the end of it.
-            let failure = match response.status {
-                413 => TransportFailure::BodyTooLarge,
-                _ => TransportFailure::ProtocolError,
-            };
-            self.request_tally.failed(failure);
+            match (&self.request_side, response.status) {
+                (_, 413) => self.request_tally.failed(TransportFailure::BodyTooLarge),
+                // Envoy's own words are gone by then; it says 400 before it sends us the request.
+                (Side::Headers, 400) => self
+                    .request_tally
+                    .add(head::bad_url("the request has no Host, or a path that can't be read")),
+                _ => self.request_tally.failed(TransportFailure::ProtocolError),
+            }
             if self.enforce {
                 return self.refuse(Direction::Request);
             }

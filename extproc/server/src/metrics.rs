@@ -41,6 +41,8 @@ pub mod name {
     pub const BUNDLE_GENERATION: &str = "sallyport_bundle_generation";
     /// 1 where the kill switch is on.
     pub const KILLED: &str = "sallyport_killed";
+    /// 1 where the pod should be captured and its network namespace lacks the rules.
+    pub const CAPTURE_MISSING: &str = "sallyport_capture_missing";
     /// 1 where there is a stream to the operator.
     pub const CONNECTED: &str = "sallyport_discovery_connected";
     /// Answers to bundles, by outcome (`ack`, `nack`).
@@ -67,6 +69,7 @@ pub fn names() -> Vec<&'static str> {
         name::BUNDLE_INFO,
         name::BUNDLE_GENERATION,
         name::KILLED,
+        name::CAPTURE_MISSING,
         name::CONNECTED,
         name::BUNDLES,
         name::BUILD_INFO,
@@ -139,6 +142,8 @@ pub struct Metrics {
     pub heartbeat_age: IntGauge,
     /// 1 where the kill switch is on.
     pub killed: IntGauge,
+    /// 1 where the pod should be captured and is not.
+    pub capture_missing: IntGauge,
     /// 1 where there is a stream to the operator.
     pub connected: IntGauge,
     /// Bundles that were put in force.
@@ -225,6 +230,7 @@ impl Metrics {
             budget_limit: gauge(name::BUDGET_LIMIT, "Bytes of bodies that may be held")?,
             heartbeat_age: gauge(name::HEARTBEAT_AGE, "Seconds since the answering thread was last seen")?,
             killed: gauge(name::KILLED, "1 where the kill switch is on")?,
+            capture_missing: gauge(name::CAPTURE_MISSING, "1 where the pod should be captured and is not")?,
             connected: gauge(name::CONNECTED, "1 where there is a stream to the operator")?,
             acks: bundles.with_label_values(&["ack"]),
             nacks: bundles.with_label_values(&["nack"]),

@@ -7,6 +7,7 @@
 //! Not guaranteed: anything before the first bundle but this, that every call is refused.
 
 mod apply;
+mod captured;
 mod envoy;
 mod http;
 mod ready;
@@ -20,13 +21,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::{Mutex, oneshot, watch};
 
 use crate::discovery::{Apply, Client, Target};
 use crate::metrics::{Metrics, MetricsObserver};
 use crate::server::{Config, Server};
 use crate::watchdog;
 use apply::Applier;
+use captured::Captured;
 use envoy::Envoy;
 pub use ready::ask as ask_ready;
 use state::State;
@@ -47,6 +49,8 @@ pub struct Options {
     pub state_dir: PathBuf,
     /// `ca.crt` and `token`.
     pub identity_dir: PathBuf,
+    /// Whether capture rules must be there before anything is enforced.
+    pub captured: bool,
     /// Where metrics are served.
     pub metrics_addr: SocketAddr,
     /// How the filter runs; its socket is in `run_dir`.
@@ -76,7 +80,9 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()> + Send) ->
     let ready = ready::ReadySocket::bind(&options.run_dir).context("the readiness socket")?;
     tracing::info!(socket, metrics = %options.metrics_addr, "listening");
 
+    let (looking, mut captured) = watch::channel(Captured::at_start(options.captured));
     let pages = Arc::new(http::Pages {
+        captured: captured.clone(),
         metrics: Arc::clone(&metrics),
         budget: server.budget(),
         heart,
@@ -87,13 +93,17 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()> + Send) ->
         envoy_ready: Mutex::default(),
     });
     let metrics_ended = aside("metrics", http::serve(options.metrics_addr, pages))?;
+    let (told, seen) = (captured.clone(), Arc::clone(&metrics));
     let target = Target { url: options.discovery, identity_dir: options.identity_dir };
     let in_force = applier.watch();
     let discovery_ended = aside("discovery", async move {
+        // A pod that is not captured enforces nothing that could be relied on, and does not say it does.
+        captured::wait(&mut captured).await;
         let held = applier.restore().await;
         Client::new(target, applier as Arc<dyn Apply>, metrics, held).run().await;
     })?;
-    let ready = tokio::spawn(ready.serve(in_force));
+    let ready = tokio::spawn(ready.serve(in_force, told));
+    let looking = tokio::spawn(captured::keep(looking, seen));
 
     let mut fault = None;
     let end = async {
@@ -103,6 +113,7 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()> + Send) ->
             _ = metrics_ended => Some("the thread that serves metrics"),
             _ = discovery_ended => Some("the thread that follows the operator"),
             _ = ready => Some("the task that answers readiness probes"),
+            _ = looking => Some("the task that looks for the capture rules"),
         };
         if let Some(what) = fault {
             tracing::error!("{what} ended; shutting down");

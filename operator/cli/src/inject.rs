@@ -180,6 +180,8 @@ pub(crate) fn default_settings() -> InjectSettings {
         images: Images { extproc: image("extproc"), envoy: image("envoy"), capture: image("capture") },
         image_pull_policy: None,
         image_pull_secrets: Vec::new(),
+        // What the plugin's being there changes is whether the pod is refused, which is the cluster's matter.
+        cni: true,
         discovery: "https://sallyport-operator.sallyport-system.svc:8443".into(),
     }
 }

@@ -11,8 +11,12 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use sallyport_api::Capture;
-use sallyport_api::names::{METRICS_PORT, PROXY_PORT, SIDECAR_UID, TRANSPARENT_PORT};
+use sallyport_api::names::{
+    CHECK_ADDRESSES, CHECK_PORT, METRICS_PORT, PROXY_PORT, SIDECAR_UID, TRANSPARENT_PORT,
+};
 
+/// The table of family `inet` that holds the rules.
+pub const TABLE: &str = "sallyport";
 /// The set of IPv4 nameservers, filled in by [`SCRIPT`].
 const NAMESERVERS_4: &str = "nameservers4";
 /// The set of IPv6 nameservers, filled in by [`SCRIPT`].
@@ -41,11 +45,23 @@ done < "${RESOLV_CONF:-/etc/resolv.conf}"
 printf '%s\n' "$rules" | nft -f -
 "#;
 
+/// The rules with the pod's nameservers, for whoever knows them before the pod runs: one script, to be handed
+/// to nft as it is.
+pub fn nft_script(capture: &Capture, nameservers: &[IpAddr]) -> String {
+    let mut script = nft_rules(capture);
+    for address in nameservers {
+        let set = if address.is_ipv4() { NAMESERVERS_4 } else { NAMESERVERS_6 };
+        let _ = writeln!(script, "add element inet {TABLE} {set} {{ {address} }}");
+    }
+    script
+}
+
 /// Renders the rules. The same policy gives the same script; it may be loaded again over itself.
 pub fn nft_rules(capture: &Capture) -> String {
     let (v4, v6) = excluded_networks(capture);
     let ports: Vec<String> = capture.exclude_ports.iter().map(u16::to_string).collect();
     let ports = ports.join(", ");
+    let [check4, check6] = CHECK_ADDRESSES;
     let own = format!("{TRANSPARENT_PORT}, {PROXY_PORT}, {METRICS_PORT}");
     let mut past = String::new(); // past the redirection: what the policy excludes
     let mut pass = String::new(); // out of the pod: the same
@@ -77,6 +93,9 @@ table inet sallyport {{
     type nat hook output priority -100
     policy accept
     meta l4proto != tcp return
+    # The sidecar's check from inside that these rules are there. The agent's connections go where all go.
+    meta skuid {SIDECAR_UID} ip daddr {check4} tcp dport {CHECK_PORT} redirect to :{CHECK_PORT}
+    meta skuid {SIDECAR_UID} ip6 daddr {check6} tcp dport {CHECK_PORT} redirect to :{CHECK_PORT}
     meta skuid {SIDECAR_UID} return
     oifname \"lo\" return
     ip daddr @{NAMESERVERS_4} tcp dport 53 return

@@ -50,7 +50,7 @@ fn settings(spec: &AgentPolicySpec) -> Settings {
     let sizing = size(spec);
     let (proxy, own_ports) = match spec.capture.mode {
         CaptureMode::Explicit => (Some(ProxyListener::loopback(PROXY_PORT)), vec![METRICS_PORT]),
-        CaptureMode::Init => (None, vec![TRANSPARENT_PORT, PROXY_PORT, METRICS_PORT]),
+        CaptureMode::Cni | CaptureMode::Init => (None, vec![TRANSPARENT_PORT, PROXY_PORT, METRICS_PORT]),
     };
     Settings { proxy, own_ports, message_timeout: sizing.message_timeout, ..Settings::new(RUN_DIR) }
 }

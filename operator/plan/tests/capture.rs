@@ -7,9 +7,9 @@ mod net;
 
 use std::net::UdpSocket;
 
-use net::{AGENT, FAR, NEAR, Net, PATIENCE, POD, ROOT, SIDECAR, ask, at, serve, within};
+use net::{AGENT, FAR, NEAR, Net, PATIENCE, POD, ROOT, SIDECAR, ask, at, serve, serve_at, within};
 use sallyport_api::Capture;
-use sallyport_api::names::{METRICS_PORT, PROXY_PORT, TRANSPARENT_PORT};
+use sallyport_api::names::{CHECK_ADDRESSES, CHECK_PORT, METRICS_PORT, PROXY_PORT, TRANSPARENT_PORT};
 
 /// Whether a datagram arrives.
 fn datagram_arrives(net: &Net, uid: u32, to: &str, port: u16) -> bool {
@@ -113,4 +113,27 @@ fn exclusions_pass_by_and_take_nothing_else_with_them() {
     }
     assert_eq!(ask(&net.pod, AGENT, "127.0.0.1", METRICS_PORT), None, "no exclusion opens the sidecar");
     assert!(net.counter("excluded") > 0);
+}
+
+#[test]
+fn the_sidecars_check_comes_back_to_it_and_only_where_the_rules_are() {
+    let Some(net) = world("d") else { return };
+    for local in &["127.0.0.1", "::1"][..net.families] {
+        serve_at(&net.pod, SIDECAR, at(local, CHECK_PORT), "check");
+    }
+    let addresses = CHECK_ADDRESSES.map(|a| a.to_string());
+    for address in &addresses[..net.families] {
+        assert_eq!(ask(&net.pod, SIDECAR, address, CHECK_PORT), None, "there are no rules");
+    }
+    net.capture(&Capture { exclude_cidrs: vec!["0.0.0.0/0".into(), "::/0".into()], ..Capture::default() });
+    for address in &addresses[..net.families] {
+        assert_eq!(ask(&net.pod, SIDECAR, address, CHECK_PORT).as_deref(), Some("check"), "{address}");
+        assert_eq!(ask(&net.pod, AGENT, address, CHECK_PORT), None, "{address}: it is the sidecar's alone");
+    }
+    net.capture(&Capture::default());
+    for address in &addresses[..net.families] {
+        assert_eq!(ask(&net.pod, SIDECAR, address, CHECK_PORT).as_deref(), Some("check"), "{address}");
+        assert_eq!(ask(&net.pod, SIDECAR, address, 80), None, "{address}: one port of it");
+        assert_eq!(ask(&net.pod, AGENT, address, CHECK_PORT).as_deref(), Some("sidecar"), "{address}");
+    }
 }

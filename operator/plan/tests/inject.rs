@@ -27,6 +27,9 @@ struct Case {
     #[serde(default)]
     limit_ranges: Vec<LimitRange>,
     pod: Pod,
+    /// Whether this installation has no CNI plugin on its nodes.
+    #[serde(default)]
+    no_cni: bool,
     /// An update of the pod as it was injected: a JSON merge patch.
     #[serde(default)]
     update: Option<Value>,
@@ -44,6 +47,7 @@ fn settings() -> InjectSettings {
         },
         image_pull_policy: None,
         image_pull_secrets: vec!["pull".into()],
+        cni: true,
         discovery: "https://sallyport-operator.sallyport-system.svc:8443".into(),
     }
 }
@@ -118,7 +122,8 @@ fn patched(pod: &Pod, patch: &Value) -> Pod {
 fn outcome(case: &Case) -> (Value, Option<&'static str>) {
     let facts = facts(case);
     let refused = |r: &Refusal| (json!({"refused": r.reason(), "message": r.to_string()}), Some(r.reason()));
-    match inject(&case.pod, &facts, &settings()) {
+    let settings = InjectSettings { cni: !case.no_cni, ..settings() };
+    match inject(&case.pod, &facts, &settings) {
         Outcome::Skipped(skip) => {
             (json!({"skipped": skip.reason(), "message": skip.to_string()}), Some(skip.reason()))
         }
@@ -128,14 +133,14 @@ fn outcome(case: &Case) -> (Value, Option<&'static str>) {
                 (Some(update), _) => {
                     Some(check_update(&injection.pod, &patched(&injection.pod, update), &facts))
                 }
-                (_, Some(patch)) => Some(check_created(&patched(&injection.pod, patch), &facts, &settings())),
+                (_, Some(patch)) => Some(check_created(&patched(&injection.pod, patch), &facts, &settings)),
                 _ => None,
             };
             match checked {
                 Some(Ok(())) => (json!({"accepted": true}), None),
                 Some(Err(refusal)) => refused(&refusal),
                 None => {
-                    check_created(&injection.pod, &facts, &settings()).unwrap();
+                    check_created(&injection.pod, &facts, &settings).unwrap();
                     let out = json!({"policy": injection.policy, "warnings": injection.warnings,
                                      "pod": injection.pod});
                     (out, None)

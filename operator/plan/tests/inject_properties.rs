@@ -16,6 +16,7 @@ fn settings() -> InjectSettings {
         images: Images { extproc: "e".into(), envoy: "v".into(), capture: "c".into() },
         image_pull_policy: Some("IfNotPresent".into()),
         image_pull_secrets: vec!["pull".into()],
+        cni: true,
         discovery: "https://operator:8443".into(),
     }
 }
@@ -105,9 +106,9 @@ fn pod() -> impl Strategy<Value = Pod> {
 fn policy() -> impl Strategy<Value = AgentPolicyObject> {
     let allowed =
         prop_oneof![Just(vec![]), Just(vec!["NET_BIND_SERVICE".to_owned(), "NET_ADMIN".to_owned()])];
-    (prop::bool::ANY, prop::bool::ANY, prop::bool::ANY, allowed).prop_map(
-        |(explicit, allow_root, read_only_root, allow_capabilities)| {
-            let mode = if explicit { CaptureMode::Explicit } else { CaptureMode::Init };
+    let mode = prop_oneof![Just(CaptureMode::Cni), Just(CaptureMode::Init), Just(CaptureMode::Explicit)];
+    (mode, prop::bool::ANY, prop::bool::ANY, allowed).prop_map(
+        |(mode, allow_root, read_only_root, allow_capabilities)| {
             let spec = AgentPolicySpec {
                 capture: Capture { mode, ..Capture::default() },
                 isolation: Isolation {
@@ -216,8 +217,8 @@ proptest! {
         let policies = [policy];
         let Some(injection) = guarded(&pod, &policies) else { return Ok(()) };
         let init = injection.pod.spec.unwrap().init_containers.unwrap();
-        let explicit = policies[0].spec.capture.mode == CaptureMode::Explicit;
-        let ours = if explicit { &OURS[1..] } else { &OURS[..] };
+        let alone = policies[0].spec.capture.mode != CaptureMode::Init;
+        let ours = if alone { &OURS[1..] } else { &OURS[..] };
         let names: Vec<&str> = init.iter().take(ours.len()).map(|c| c.name.as_str()).collect();
         prop_assert_eq!(names, ours);
         for container in &init[..ours.len()] {

@@ -57,7 +57,7 @@ pub async fn run<K: Configuration>(
 ) -> anyhow::Result<()> {
     let kind = K::kind(&());
     let api: Api<K> = Api::all(client);
-    let mut events = pin!(watcher::watch_object(api.clone(), &name).default_backoff());
+    let mut events = pin!(watcher::watch_object(api.clone(), &name).backoff(crate::watch_backoff()));
     let mut seen: Option<K> = None;
     let mut failed = false;
     loop {

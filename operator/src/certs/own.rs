@@ -68,7 +68,7 @@ pub async fn run(
     leader: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     let api: Api<Secret> = Api::namespaced(client, &own.namespace);
-    let mut events = pin!(watcher::watch_object(api.clone(), SECRET).default_backoff());
+    let mut events = pin!(watcher::watch_object(api.clone(), SECRET).backoff(crate::watch_backoff()));
     let mut keeper = Keeper { api, own, certificates, seen: Seen::Nothing, list: Vec::new() };
     let mut leader = leader;
     let mut look = tokio::time::interval(LOOK);

@@ -4,13 +4,14 @@
 //! queued per stream: whoever is slow gets the newest bundle next, not every one. Bundles are shared, so a
 //! subscriber costs its connection and about one kilobyte here.
 //!
-//! What is *not* done here: TLS, and finding dead connections (the server's HTTP/2 keep-alive). Nor is a flood
-//! of made-up tokens told from a storm of sidecars: it uses up the TokenReviews of its second, and new streams
-//! wait, while pods that run enforce on. An agent in a guarded pod reaches this port only where its policy
-//! allows it.
+//! What is *not* done here: TLS, and finding dead connections (the server's HTTP/2 keep-alive). Made-up tokens
+//! cost the address they come from (`peers`); a flood from many addresses still uses up the TokenReviews of
+//! its second, and new streams wait, while pods that run enforce on. An agent in a guarded pod reaches this
+//! port only where its policy allows it.
 
 mod admission;
 pub(crate) mod metrics;
+mod peers;
 mod review;
 mod session;
 pub(crate) mod subscribers;
@@ -21,16 +22,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::stream::BoxStream;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, header};
+use axum::response::Response;
+use axum::routing::post;
+use http_body_util::StreamBody;
 use prometheus::Registry;
-use sallyport_proto::discovery::{Bundle, Discovery, DiscoveryServer, SubscribeRequest, SubscribeResponse};
-use tokio::sync::watch;
+use sallyport_proto::discovery::{SUBSCRIBE_PATH, requests};
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
-use tonic::metadata::MetadataMap;
-use tonic::{Code, Request, Response, Status, Streaming};
+use tonic::metadata::{GRPC_CONTENT_TYPE, MetadataMap};
+use tonic::{Code, Status};
 
-use crate::index::Index;
+use crate::index::{Index, Packed};
+use crate::serve::Peer;
 use admission::Bucket;
+use peers::Peers;
 use review::Cache;
 pub use review::{PodIdentity, ReviewError, Reviewer, Verdict};
 use session::Session;
@@ -38,6 +47,10 @@ pub use subscribers::SubscriberView;
 
 /// The largest message a sidecar may send. A Hello names a handful of digests of 64 characters.
 const LARGEST_MESSAGE: usize = 16 << 10;
+
+/// TokenReviews under way at once. The client holds a connection for each, for a minute and a half after it,
+/// some 20 KiB here and more at the API server; at 50 a second each may take a third of a second.
+const ASKED_AT_ONCE: usize = 16;
 
 /// How the service behaves; the defaults are what runs, tests shorten them.
 #[derive(Clone, Debug)]
@@ -66,34 +79,26 @@ impl Default for Limits {
     }
 }
 
-/// The service. See [`service`].
-pub struct Service {
+/// What streams share.
+struct Service {
     index: Index,
     reviewer: Box<dyn Reviewer>,
     cache: Cache,
+    peers: Peers,
+    /// Reviews that may be asked at once.
+    asking: Semaphore,
     reviews: Bucket,
     streams: Bucket,
     limits: Limits,
     next_stream: AtomicU64,
 }
 
-impl std::fmt::Debug for Service {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Service").field("limits", &self.limits).finish_non_exhaustive()
-    }
-}
-
-/// The service over an index; `registry` gathers what it counts.
-pub fn service(client: kube::Client, index: Index, registry: &Registry) -> DiscoveryServer<Service> {
+/// The service over an index, for a server that speaks TLS and HTTP/2; `registry` gathers what it counts.
+pub fn router(client: kube::Client, index: Index, registry: &Registry) -> Router {
     if let Err(error) = index.metrics().register(registry) {
         tracing::error!(%error, "metrics of discovery are not gathered");
     }
     served(Box::new(client), index, Limits::default())
-}
-
-/// [`service`] as a router, for a server that speaks TLS and HTTP/2.
-pub fn router(client: kube::Client, index: Index, registry: &Registry) -> axum::Router {
-    tonic::service::Routes::new(service(client, index, registry)).prepare().into_axum_router()
 }
 
 /// Everybody who is connected to this replica: what `/subscribers` answers.
@@ -101,17 +106,23 @@ pub fn subscribers(index: &Index) -> Vec<SubscriberView> {
     index.subscribers().view()
 }
 
-pub(crate) fn served(reviewer: Box<dyn Reviewer>, index: Index, limits: Limits) -> DiscoveryServer<Service> {
+/// Answers by hand what tonic would: its server encodes every message for every stream, and keeps the memory.
+pub(crate) fn served(reviewer: Box<dyn Reviewer>, index: Index, limits: Limits) -> Router {
     let service = Service {
         index,
         reviewer,
         cache: Cache::default(),
+        peers: Peers::default(),
+        asking: Semaphore::new(ASKED_AT_ONCE),
         reviews: Bucket::new(limits.reviews_per_second),
         streams: Bucket::new(limits.streams_per_second),
         limits,
         next_stream: AtomicU64::new(0),
     };
-    DiscoveryServer::new(service).max_decoding_message_size(LARGEST_MESSAGE)
+    Router::new()
+        .route(SUBSCRIBE_PATH, post(subscribe))
+        .fallback(async || Status::unimplemented("").into_http::<Body>())
+        .with_state(Arc::new(service))
 }
 
 /// Why a stream was not begun, or was ended.
@@ -123,6 +134,8 @@ pub(crate) enum Refused {
     BadToken(&'static str),
     #[error("too many streams begin; come again in {} s", seconds(*.0))]
     TooMany(Duration),
+    #[error("too many tokens from this address are nobody's; come again in {} s", seconds(*.0))]
+    TooManyFromPeer(Duration),
     #[error("{0}")]
     Review(#[from] ReviewError),
     #[error("no guarded pod {0}/{1} with this uid is known")]
@@ -148,6 +161,7 @@ impl Refused {
             Self::NoToken => "no_token",
             Self::BadToken(_) => "bad_token",
             Self::TooMany(_) => "too_many",
+            Self::TooManyFromPeer(_) => "too_many_from_peer",
             Self::Review(_) => "review_failed",
             Self::UnknownPod(..) => "unknown_pod",
             Self::NotSynced => "not_synced",
@@ -162,7 +176,7 @@ impl Refused {
     const fn code(&self) -> Code {
         match self {
             Self::NoToken | Self::BadToken(_) => Code::Unauthenticated,
-            Self::TooMany(_) => Code::ResourceExhausted,
+            Self::TooMany(_) | Self::TooManyFromPeer(_) => Code::ResourceExhausted,
             Self::Review(_) | Self::NotSynced | Self::Stopping | Self::Expired => Code::Unavailable,
             Self::UnknownPod(..) => Code::PermissionDenied,
             Self::PodGone => Code::NotFound,
@@ -173,54 +187,47 @@ impl Refused {
 
     fn status(&self) -> Status {
         let mut metadata = MetadataMap::new();
-        if let Self::TooMany(wait) = self {
+        if let Self::TooMany(wait) | Self::TooManyFromPeer(wait) = self {
             metadata.insert("retry-after", seconds(*wait).into());
         }
         Status::with_metadata(self.code(), self.to_string(), metadata)
     }
 }
 
-#[tonic::async_trait]
-impl Discovery for Service {
-    type SubscribeStream = BoxStream<'static, Result<SubscribeResponse, Status>>;
-
-    async fn subscribe(
-        &self,
-        request: Request<Streaming<SubscribeRequest>>,
-    ) -> Result<Response<Self::SubscribeStream>, Status> {
-        match self.admit(request.metadata()).await {
-            Ok((pod, bundles)) => {
-                let stream = self.next_stream.fetch_add(1, Ordering::Relaxed) + 1;
-                let session = Session::new(
-                    stream,
-                    pod,
-                    bundles,
-                    request.into_inner(),
-                    self.index.clone(),
-                    &self.limits,
-                );
-                Ok(Response::new(session.run()))
-            }
-            Err(refused) => {
-                self.index.metrics().refused(refused.reason());
-                tracing::debug!(%refused, "stream refused");
-                Err(refused.status())
-            }
+async fn subscribe(State(service): State<Arc<Service>>, request: Request) -> Response {
+    let peer = request.extensions().get::<Peer>().copied();
+    match service.admit(request.headers(), peer).await {
+        Ok((pod, bundles)) => {
+            let stream = service.next_stream.fetch_add(1, Ordering::Relaxed) + 1;
+            let said = requests(request.into_body(), LARGEST_MESSAGE);
+            let session = Session::new(stream, pod, bundles, said, service.index.clone(), &service.limits);
+            let mut response = Response::new(Body::new(StreamBody::new(session.run())));
+            response.headers_mut().insert(header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
+            response
+        }
+        Err(refused) => {
+            service.index.metrics().refused(refused.reason());
+            tracing::debug!(%refused, "stream refused");
+            refused.status().into_http()
         }
     }
 }
 
-type Bundles = watch::Receiver<Option<Arc<Bundle>>>;
+type Bundles = watch::Receiver<Option<Arc<Packed>>>;
 
 impl Service {
     /// Cheap checks first: what costs the API server something comes last but for the pod, which is only
     /// looked for once it is known who asks.
-    async fn admit(&self, metadata: &MetadataMap) -> Result<(PodIdentity, Bundles), Refused> {
+    async fn admit(
+        &self,
+        headers: &HeaderMap,
+        peer: Option<Peer>,
+    ) -> Result<(PodIdentity, Bundles), Refused> {
         if *self.index.stopping().borrow() {
             return Err(Refused::Stopping);
         }
-        let token = bearer(metadata).ok_or(Refused::NoToken)?;
-        let pod = match self.review(token).await? {
+        let token = bearer(headers).ok_or(Refused::NoToken)?;
+        let pod = match self.review(token, peer).await? {
             Verdict::Pod(pod) => pod,
             Verdict::Rejected(why) => return Err(Refused::BadToken(why)),
         };
@@ -228,14 +235,39 @@ impl Service {
         Ok((pod, bundles))
     }
 
-    async fn review(&self, token: &str) -> Result<Verdict, Refused> {
+    async fn review(&self, token: &str, peer: Option<Peer>) -> Result<Verdict, Refused> {
         let now = Instant::now();
-        if let Some(verdict) = self.cache.get(token, now) {
-            self.streams.enter(now).map_err(Refused::TooMany)?;
-            return Ok(verdict);
+        match self.cache.get(token, now) {
+            Some(verdict @ Verdict::Pod(_)) => {
+                self.streams.enter(now).map_err(Refused::TooMany)?;
+                return Ok(verdict);
+            }
+            Some(rejected) => return Ok(rejected),
+            None => {}
         }
-        self.reviews.enter(now).map_err(Refused::TooMany)?;
-        let verdict = self.reviewer.review(token).await.inspect_err(|error| {
+        // Only a server that does not say who calls charges nobody.
+        let charge = |peer: Peer| self.peers.charge(peer.0, now);
+        peer.map_or(Ok(()), charge).map_err(Refused::TooManyFromPeer)?;
+        let asked = match self.reviews.enter(now) {
+            Ok(()) => self.ask(token).await,
+            Err(wait) => Err(Refused::TooMany(wait)),
+        };
+        if let Some(peer) = peer
+            && !matches!(asked, Ok(Verdict::Rejected(_)))
+        {
+            self.peers.give_back(peer.0, Instant::now());
+        }
+        asked
+    }
+
+    /// Asks the API server.
+    async fn ask(&self, token: &str) -> Result<Verdict, Refused> {
+        let asked = async {
+            let waits = tokio::time::timeout(review::TIMEOUT, self.asking.acquire());
+            let _turn = waits.await.map_err(|_| ReviewError::Timeout)?;
+            self.reviewer.review(token).await
+        };
+        let verdict = asked.await.inspect_err(|error| {
             self.index.metrics().review("error");
             tracing::warn!(%error, "a sidecar can't be let in");
         })?;
@@ -278,8 +310,8 @@ const fn seconds(wait: Duration) -> u64 {
     wait.as_secs() + 1
 }
 
-fn bearer(metadata: &MetadataMap) -> Option<&str> {
-    let value = metadata.get("authorization")?.to_str().ok()?;
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
     (scheme.eq_ignore_ascii_case("bearer") && !token.trim().is_empty()).then(|| token.trim())
 }

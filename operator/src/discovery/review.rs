@@ -24,7 +24,7 @@ const REJECTED: Duration = Duration::from_secs(10);
 /// Verdicts kept; twice the subscribers that one replica is made for. Each takes about 250 bytes.
 const MOST: usize = 10_000;
 /// How long the API server may take.
-const TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A pod that proved itself.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,11 +1,14 @@
 //! One sidecar's stream, from its Hello to its end.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use futures_util::stream::{self, BoxStream};
+use axum::http::HeaderMap;
+use bytes::Bytes;
+use futures_util::stream::{self, Stream, StreamExt as _};
+use http_body::Frame;
 use jiff::Timestamp;
-use sallyport_proto::discovery::{Bundle, Hello, Request, Response, SubscribeRequest, SubscribeResponse};
+use sallyport_proto::discovery::{Hello, Request, SubscribeRequest};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Status, Streaming};
@@ -73,27 +76,32 @@ impl Session {
         }
     }
 
-    /// The stream of answers. It moves only as fast as the connection takes them.
-    pub(super) fn run(self) -> BoxStream<'static, Result<SubscribeResponse, Status>> {
+    /// The body of the answer: messages, then a status. It moves only as fast as the connection takes them.
+    pub(super) fn run(self) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> + Send {
         stream::unfold(self, async |mut session| {
             if session.done {
                 return None;
             }
-            match session.next().await {
-                Ok(Some(response)) => Some((Ok(response), session)),
-                Ok(None) => None,
-                Err(refused) => {
+            let frame = match session.next().await {
+                Ok(Some(message)) => Frame::data(message),
+                ended => {
                     session.done = true;
-                    session.index.metrics().refused(refused.reason());
-                    Some((Err(refused.status()), session))
+                    let status = match ended {
+                        Err(refused) => {
+                            session.index.metrics().refused(refused.reason());
+                            refused.status()
+                        }
+                        Ok(_) => Status::ok(""),
+                    };
+                    Frame::trailers(trailers(&status))
                 }
-            }
+            };
+            Some((Ok(frame), session))
         })
-        .boxed()
     }
 
-    /// The next bundle for the sidecar; none where the sidecar has ended the stream.
-    async fn next(&mut self) -> Result<Option<SubscribeResponse>, Refused> {
+    /// The next message for the sidecar; none where the sidecar has ended the stream.
+    async fn next(&mut self) -> Result<Option<Bytes>, Refused> {
         if self.schemas.is_none() {
             let first = tokio::time::timeout(self.hello_by, self.inbound.next());
             let Some(first) = first.await.map_err(|_| Refused::NoHello)? else { return Ok(None) };
@@ -105,9 +113,9 @@ impl Session {
         }
         loop {
             if std::mem::take(&mut self.due)
-                && let Some(bundle) = self.newest()
+                && let Some(message) = self.newest()
             {
-                return Ok(Some(SubscribeResponse { kind: Some(Response::Bundle(bundle)) }));
+                return Ok(Some(message));
             }
             tokio::select! {
                 () = stop_of(&mut self.stopping) => return Err(Refused::Stopping),
@@ -156,7 +164,7 @@ impl Session {
 
     /// The newest bundle as it goes on the wire; none where the sidecar has it, can't read it, or there is
     /// none.
-    fn newest(&mut self) -> Option<Bundle> {
+    fn newest(&mut self) -> Option<Bytes> {
         let bundle = self.bundles.borrow_and_update().clone()?;
         let readable = self.schemas.as_ref().is_some_and(|s| s.contains(&bundle.schema));
         let sent = readable && self.offered != bundle.digest;
@@ -171,11 +179,9 @@ impl Session {
         if !sent {
             return None;
         }
-        let mut bundle = Bundle::clone(&bundle);
-        for part in &mut bundle.parts {
-            if self.held.contains(&part.digest) {
-                part.content = None;
-            } else {
+        let message = bundle.message(|digest| self.held.iter().any(|held| held == digest));
+        for part in &bundle.parts {
+            if !self.held.contains(&part.digest) {
                 if self.held.len() == MOST_HELD {
                     self.held.remove(0);
                 }
@@ -184,7 +190,7 @@ impl Session {
         }
         self.offered.clone_from(&bundle.digest);
         self.index.metrics().sent();
-        Some(bundle)
+        Some(message)
     }
 
     fn take(&mut self, message: SubscribeRequest) -> Result<(), Refused> {
@@ -226,6 +232,17 @@ impl Session {
 fn is_digest(text: &str) -> Result<(), Refused> {
     let good = text.len() <= LONGEST_DIGEST && text.bytes().all(|b| b.is_ascii_alphanumeric());
     if good { Ok(()) } else { Err(Refused::Protocol("what is no digest")) }
+}
+
+/// A status as the end of a stream.
+fn trailers(status: &Status) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    if status.add_header(&mut trailers).is_err() {
+        // Nothing that we say is no header. Without a status the sidecar takes the stream for broken, and
+        // comes again.
+        trailers.clear();
+    }
+    trailers
 }
 
 /// Returns once this replica stops; never, if nothing can stop it.

@@ -11,13 +11,15 @@ use sallyport_proto::discovery::{
 };
 use serde_json::json;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
-use tonic::transport::{Channel, Server};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 
 use super::{Limits, PodIdentity, ReviewError, Reviewer, Verdict, served, subscribers};
 use crate::index::tests::{Cluster, selecting};
+use crate::metrics::Metrics;
+use crate::serve::{Listener, serve};
 
 /// Takes `NAME/UID` for the token of pod NAME in namespace `agents`.
 #[derive(Clone, Default)]
@@ -47,6 +49,8 @@ struct Operator {
     cluster: Cluster,
     fake: Fake,
     url: String,
+    /// The server stops with it.
+    _running: watch::Sender<bool>,
 }
 
 impl Operator {
@@ -54,15 +58,25 @@ impl Operator {
         let (cluster, fake) = (Cluster::new(), Fake::default());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let service = served(Box::new(fake.clone()), cluster.index.clone(), limits);
-        tokio::spawn(
-            Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener)),
-        );
-        Self { cluster, fake, url }
+        let router = served(Box::new(fake.clone()), cluster.index.clone(), limits);
+        let long = Duration::from_secs(60);
+        let settings = Listener { name: "test", connections: 1_000, streams: 1_000, idle: long, drain: long };
+        let (running, stopped) = watch::channel(false);
+        tokio::spawn(serve(listener, None, router, settings, Metrics::new().unwrap(), stopped));
+        Self { cluster, fake, url, _running: running }
     }
 
     async fn channel(&self) -> Channel {
-        Channel::from_shared(self.url.clone()).unwrap().connect().await.unwrap()
+        self.endpoint().connect().await.unwrap()
+    }
+
+    /// A connection from one of the loopback's other addresses.
+    async fn channel_from(&self, address: &str) -> Channel {
+        self.endpoint().local_address(Some(address.parse().unwrap())).connect().await.unwrap()
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        Channel::from_shared(self.url.clone()).unwrap()
     }
 
     async fn subscribe(&self, token: &str, hello: Hello) -> Result<Sidecar, Status> {
@@ -272,6 +286,28 @@ async fn a_bad_token_is_asked_about_once() {
         operator.subscribe("nonsense", hello()).await.unwrap_err();
     }
     assert_eq!(operator.fake.asked.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
+async fn made_up_tokens_use_up_the_reviews_of_the_address_they_come_from_alone() {
+    const REVIEWS: u32 = 100;
+    let operator = with_a_pod(Limits { reviews_per_second: REVIEWS, ..quick() }).await;
+    let flood = operator.channel_from("127.0.0.2").await;
+    let mut refused = Vec::new();
+    for i in 0..300 {
+        let status = Sidecar::subscribe(flood.clone(), &format!("made-up-{i}"), hello()).await.unwrap_err();
+        match status.code() {
+            Code::Unauthenticated => {}
+            Code::ResourceExhausted => refused.push(status),
+            other => panic!("{other:?}: {status:?}"),
+        }
+    }
+    assert!(refused.len() > 200, "{}", refused.len());
+    assert!(refused.iter().all(|s| s.message().contains("this address")), "{:?}", refused[0]);
+    assert!(refused[0].metadata().get("retry-after").is_some());
+    assert!(operator.fake.asked.load(Ordering::Relaxed) < REVIEWS as usize);
+    // Its neighbours are let in at once.
+    operator.subscribe("bot/1", hello()).await.unwrap().bundle().await;
 }
 
 #[tokio::test]

@@ -13,6 +13,7 @@ use sallyport_proto::discovery::{
 };
 
 use super::kill::KilledBy;
+use super::packed::Packed;
 
 /// A generation of a policy that waits to be compiled.
 #[derive(Clone, Debug)]
@@ -61,14 +62,14 @@ pub(crate) struct Good {
     pub(crate) capacity: CapacityStatus,
     /// What pods that carry the newest pod fields say in their annotation.
     pub(crate) pod_fields: String,
-    plain: Arc<Bundle>,
-    killed_by_policy: Arc<Bundle>,
-    killed_by_namespace: Arc<Bundle>,
+    plain: Arc<Packed>,
+    killed_by_policy: Arc<Packed>,
+    killed_by_namespace: Arc<Packed>,
 }
 
 impl Good {
     /// The bundle for a pod of this policy.
-    pub(crate) fn bundle(&self, killed: Option<KilledBy>) -> &Arc<Bundle> {
+    pub(crate) fn bundle(&self, killed: Option<KilledBy>) -> &Arc<Packed> {
         match killed {
             None => &self.plain,
             Some(KilledBy::Policy) => &self.killed_by_policy,
@@ -112,7 +113,7 @@ fn build(job: &Job, settings: &InjectSettings) -> Result<Good, String> {
             kill: kill.map(|by| Kill { by }),
         };
         bundle.digest = bundle_digest(&bundle);
-        Arc::new(bundle)
+        Arc::new(Packed::new(bundle))
     };
     Ok(Good {
         spec: job.spec.clone(),

@@ -8,6 +8,7 @@
 mod bundle;
 mod kill;
 mod notice;
+mod packed;
 pub(crate) mod state;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -22,10 +23,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::error_boundary::InvalidObject;
 use sallyport_api::AgentPolicyObject;
 use sallyport_plan::inject::InjectSettings;
-use sallyport_proto::discovery::Bundle;
 use tokio::sync::{broadcast, watch};
 
 pub use notice::{Notice, Subject};
+pub(crate) use packed::Packed;
 
 use crate::discovery::metrics::Metrics;
 use crate::discovery::subscribers::Subscribers;
@@ -139,7 +140,7 @@ impl Index {
         namespace: &str,
         pod: &str,
         uid: &str,
-    ) -> Option<watch::Receiver<Option<Arc<Bundle>>>> {
+    ) -> Option<watch::Receiver<Option<Arc<Packed>>>> {
         self.read(|s| s.watch(namespace, pod, uid))
     }
 

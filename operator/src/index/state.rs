@@ -14,12 +14,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::error_boundary::InvalidObject;
 use sallyport_api::{AgentPolicyObject, AgentPolicyStatus, CapacityStatus, names};
 use sallyport_plan::inject::choose;
-use sallyport_proto::discovery::Bundle;
 use tokio::sync::watch;
 
 use super::bundle::{Compiled, Good, Job};
 use super::kill::{KilledBy, is_killed, who};
 use super::notice::{Notice, Subject};
+use super::packed::Packed;
 
 /// A policy's namespace and name.
 pub(crate) type PolicyKey = (String, String);
@@ -68,7 +68,7 @@ struct GuardedPod {
     /// The last good of the last policy, kept when that policy is deleted.
     good: Option<Arc<Good>>,
     killed_by_policy: bool,
-    bundle: watch::Sender<Option<Arc<Bundle>>>,
+    bundle: watch::Sender<Option<Arc<Packed>>>,
 }
 
 /// What status says of a policy, before the sidecars' answers are added.
@@ -301,7 +301,7 @@ impl State {
         namespace: &str,
         pod: &str,
         uid: &str,
-    ) -> Option<watch::Receiver<Option<Arc<Bundle>>>> {
+    ) -> Option<watch::Receiver<Option<Arc<Packed>>>> {
         let pod = self.namespaces.get(namespace)?.pods.get(pod)?;
         (pod.uid == uid).then(|| pod.bundle.subscribe())
     }

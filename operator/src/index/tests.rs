@@ -7,15 +7,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::error_boundary::InvalidObject;
 use sallyport_api::{AgentPolicyObject, AgentPolicySpec, names};
 use sallyport_plan::inject::InjectSettings;
-use sallyport_proto::discovery::{Bundle, POLICY_PART, SCHEMA, bundle_digest, part_digest};
+use sallyport_proto::discovery::{POLICY_PART, SCHEMA, bundle_digest, part_digest};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::bundle::compile;
 use super::state::PolicyFacts;
-use super::{Index, Notice};
+use super::{Index, Notice, Packed};
 
-type Receiver = watch::Receiver<Option<Arc<Bundle>>>;
+type Receiver = watch::Receiver<Option<Arc<Packed>>>;
 
 pub(crate) fn settings() -> InjectSettings {
     serde_json::from_value(json!({

@@ -22,9 +22,9 @@ use tokio::sync::Semaphore;
 use super::Index;
 use super::bundle::{Job, compile};
 
-/// Objects per page of a list. A guarded pod takes some 20 KiB on the wire: a page of them stays small
-/// beside the operator's memory limit.
-const PAGE: u32 = 200;
+/// Objects per page of a list. A guarded pod takes some 20 KiB on the wire and several times that while it is
+/// read, and the heap keeps what a page took: pages of 200 cost a replica some 10 MiB for good.
+const PAGE: u32 = 50;
 
 /// Policies that are compiled at once. Two, so that one slow policy does not hold up the next; not more,
 /// because each takes tens of megabytes while it is compiled.
@@ -92,7 +92,7 @@ async fn follow<S: Sink>(
 ) where
     S::Object: kube::Resource<DynamicType: Default> + Debug,
 {
-    let mut events = pin!(events.default_backoff());
+    let mut events = pin!(events.backoff(crate::watch_backoff()));
     let mut seen = BTreeSet::new();
     while let Some(event) = events.next().await {
         match event {

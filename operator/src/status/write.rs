@@ -129,7 +129,7 @@ pub(super) async fn follow_shards(
     let own = format!("{SHARD_PREFIX}{}", identity.pod_name);
     let maps = Api::<ConfigMap>::namespaced(client, &identity.namespace);
     let config = watcher::Config::default().labels(&format!("{}=true", names::SHARD));
-    let mut events = pin!(watcher::watcher(maps, config).default_backoff());
+    let mut events = pin!(watcher::watcher(maps, config).backoff(crate::watch_backoff()));
     while let Some(event) = events.next().await {
         let mut others = others.lock().unwrap_or_else(PoisonError::into_inner);
         match event {

@@ -69,7 +69,8 @@ impl Cluster {
         let (limit_ranges, writer) = reflector::store();
         let api: Api<LimitRange> = Api::all(client.clone());
         let watching = async move {
-            let events = watcher(api, watcher::Config::default()).default_backoff().reflect(writer);
+            let events =
+                watcher(api, watcher::Config::default()).backoff(crate::watch_backoff()).reflect(writer);
             let mut events = std::pin::pin!(events);
             while let Some(event) = events.next().await {
                 if let Err(error) = event {

@@ -44,7 +44,7 @@ async fn validated(admission: &Admission, request: &Request) -> Result<Answer, A
     let spec = policy.spec;
     let load = sallyport_plan::size(&spec).load_percent;
     compile(admission, spec.clone()).await?;
-    let mut warnings = warnings(&spec, Timestamp::now());
+    let mut warnings = warnings(&spec, admission.settings.cni, Timestamp::now());
     if load > 100 {
         warnings.push(format!("spec.capacity: the stated load takes {load} % of what the sidecar gets"));
     }
@@ -94,7 +94,7 @@ pub(super) async fn compile(admission: &Admission, spec: AgentPolicySpec) -> Res
 }
 
 /// What is legal and yet may not be what was meant.
-fn warnings(spec: &AgentPolicySpec, now: Timestamp) -> Vec<String> {
+fn warnings(spec: &AgentPolicySpec, cni: bool, now: Timestamp) -> Vec<String> {
     let mut out = Vec::new();
     let mut warn = |text: String| out.push(text);
     if spec.mode == Mode::Observe {
@@ -105,6 +105,13 @@ fn warnings(spec: &AgentPolicySpec, now: Timestamp) -> Vec<String> {
     }
     if spec.capture.mode == CaptureMode::Explicit {
         warn("spec.capture.mode is Explicit: advisory, nothing forces the agent through the sidecar".into());
+    }
+    if spec.capture.mode == CaptureMode::Cni && !cni {
+        warn(
+            "spec.capture.mode is CNI, and this installation has no CNI plugin on its nodes: pods of this policy \
+             are refused; helm upgrade with --set cni.enabled=true"
+                .into(),
+        );
     }
     if !spec.capture.exclude_cidrs.is_empty() || !spec.capture.exclude_ports.is_empty() {
         warn("spec.capture excludes connections: they go past the sidecar, uninspected".into());

@@ -13,7 +13,8 @@ Answers Envoy's external processing filter by an AgentPolicy.
 
 Usage: sallyport-extproc --policy FILE --socket PATH [OPTIONS]
        sallyport-extproc sidecar --discovery URL --run-dir DIR --state-dir DIR
-                                 --identity-dir DIR [--metrics-addr ADDR] [OPTIONS]
+                                 --identity-dir DIR [--metrics-addr ADDR]
+                                 [--captured] [OPTIONS]
        sallyport-extproc ready --run-dir DIR
 
 The first form enforces a file. `sidecar` runs in a guarded pod: it enforces what
@@ -29,6 +30,7 @@ Options of `sidecar`:
   --state-dir DIR      for the last good bundle; shared with nobody
   --identity-dir DIR   with `ca.crt`, the operator's authorities, and `token`
   --metrics-addr ADDR  where metrics are served (default 127.0.0.1:15020)
+  --captured           enforce nothing until this pod's capture rules are there
 
 Options of both:
   --budget-bytes N     bytes of bodies that may be held at once, beyond which calls
@@ -92,6 +94,7 @@ pub(super) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, 
 
     let (mut policy, mut socket, mut discovery) = (None, None, None);
     let (mut run_dir, mut state_dir, mut identity_dir) = (None, None, None);
+    let mut captured = false;
     let mut metrics_addr = DEFAULT_METRICS;
     let mut config = Config::new("");
     let mut watchdog = DEFAULT_WATCHDOG;
@@ -106,6 +109,7 @@ pub(super) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, 
             Long("state-dir") if pod => state_dir = Some(PathBuf::from(parser.value()?)),
             Long("identity-dir") if pod => identity_dir = Some(PathBuf::from(parser.value()?)),
             Long("metrics-addr") if pod => metrics_addr = number(&mut parser, "--metrics-addr")?,
+            Long("captured") if pod => captured = true,
             Long("budget-bytes") if !ready => config.budget_bytes = number(&mut parser, "--budget-bytes")?,
             Long("scan-timeout-ms") if !ready => {
                 config.scan_timeout = Duration::from_millis(positive(&mut parser, "--scan-timeout-ms")?);
@@ -145,6 +149,7 @@ pub(super) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, 
                 run_dir,
                 state_dir,
                 identity_dir,
+                captured,
                 metrics_addr,
                 config,
                 watchdog,
@@ -214,7 +219,7 @@ mod tests {
         assert_eq!(args1.watchdog, Duration::from_secs(3));
         let line = format!(
             "sidecar --discovery https://o:8443 --run-dir r --state-dir s --identity-dir i \
-             --metrics-addr 0.0.0.0:15020 --log-level debug {common}"
+             --metrics-addr 0.0.0.0:15020 --captured --log-level debug {common}"
         );
         let Ok(Parsed::Sidecar(options, level)) = args(&line) else { panic!("not understood") };
         assert_eq!(options.discovery, "https://o:8443");
@@ -222,6 +227,7 @@ mod tests {
         assert_eq!(options.state_dir, Path::new("s"));
         assert_eq!(options.identity_dir, Path::new("i"));
         assert_eq!(options.metrics_addr, "0.0.0.0:15020".parse().unwrap());
+        assert!(options.captured);
         assert_eq!(level, tracing::Level::DEBUG);
         for config in [args1.config, options.config] {
             assert_eq!(config.budget_bytes, 7);

@@ -6,7 +6,7 @@
 //! Not guaranteed: that a scrape gets through while somebody floods the port.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,11 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
 use tokio::sync::{Mutex, Semaphore, watch};
 
 use super::apply::InForce;
+use super::captured::Captured;
 use super::envoy::Envoy;
 use crate::budget::Budget;
 use crate::metrics::{BundleFacts, Metrics, seconds};
@@ -43,6 +45,7 @@ pub(crate) struct Pages {
     pub(crate) heart: Heart,
     pub(crate) stop: Arc<Stop>,
     pub(crate) envoy: Envoy,
+    pub(crate) captured: watch::Receiver<Captured>,
     pub(crate) in_force: watch::Receiver<Option<Arc<InForce>>>,
     pub(crate) page: Mutex<Option<(Instant, Bytes)>>,
     pub(crate) envoy_ready: Mutex<Option<(Instant, Result<(), String>)>>,
@@ -83,10 +86,15 @@ pub(crate) async fn serve(address: SocketAddr, pages: Arc<Pages>) {
 }
 
 /// An agent that sits on the port must not keep the filter from running, so this goes on until it is free.
-async fn bind(address: SocketAddr) -> tokio::net::TcpListener {
+async fn bind(address: SocketAddr) -> TcpListener {
     let mut told = false;
     loop {
-        match tokio::net::TcpListener::bind(address).await {
+        let mut bound = TcpListener::bind(address).await;
+        // `[::]` means both families; a machine without IPv6 has the other one.
+        if bound.is_err() && address.ip() == Ipv6Addr::UNSPECIFIED {
+            bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
+        }
+        match bound {
             Ok(listener) => return listener,
             Err(e) if !told => tracing::error!("metrics: {address}: {e}; trying again until it is free"),
             Err(_) => {}
@@ -115,6 +123,7 @@ impl Pages {
     }
 
     fn ready(&self) -> Result<(), String> {
+        self.captured.borrow().fine()?;
         match &*self.in_force.borrow() {
             Some(_) => Ok(()),
             None => Err("no bundle is in force".to_owned()),

@@ -13,6 +13,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::sync::watch;
 
 use super::apply::InForce;
+use super::captured::Captured;
 use crate::socket::{self, SocketFile};
 
 const SOCKET: &str = "ready.sock";
@@ -35,7 +36,11 @@ impl ReadySocket {
     }
 
     /// Answers for ever.
-    pub(crate) async fn serve(self, in_force: watch::Receiver<Option<Arc<InForce>>>) -> io::Result<()> {
+    pub(crate) async fn serve(
+        self,
+        in_force: watch::Receiver<Option<Arc<InForce>>>,
+        captured: watch::Receiver<Captured>,
+    ) -> io::Result<()> {
         let listener = tokio::net::UnixListener::from_std(self.listener)?;
         loop {
             let mut stream = match listener.accept().await {
@@ -47,9 +52,10 @@ impl ReadySocket {
                     continue;
                 }
             };
-            let line = match &*in_force.borrow() {
-                Some(_) => READY,
-                None => "no bundle is in force: the operator has not sent one yet",
+            let line = match (captured.borrow().fine(), &*in_force.borrow()) {
+                (Err(why), _) => why,
+                (Ok(()), Some(_)) => READY.to_owned(),
+                (Ok(()), None) => "no bundle is in force: the operator has not sent one yet".to_owned(),
             };
             // A line fits into the socket's buffer: nobody is waited for.
             let _ = stream.write_all(format!("{line}\n").as_bytes()).await;

@@ -70,6 +70,13 @@ fn every_refusal_has_its_code_and_status() {
             "body_too_large",
             413,
         ),
+        ("no Host", vec![response_headers(&[(":status", "400")], false)], "bad_url", 400),
+        (
+            "400 before the body",
+            vec![request(&[]), response_headers(&[(":status", "400")], true)],
+            "protocol_error",
+            500,
+        ),
         (
             "Envoy gave up on the body",
             vec![request(&[]), response_headers(&[(":status", "413")], false)],

@@ -49,6 +49,26 @@ async fn started() -> (Authority, Operator, Pod) {
 }
 
 #[tokio::test]
+async fn a_pod_without_its_capture_rules_gets_no_bundle_and_says_why() {
+    let authority = Authority::new();
+    let operator = Operator::start(&authority).await;
+    let mut pod = Pod::new(&operator, &authority);
+    // This machine has no such rules.
+    pod.run_with(&["--captured"]);
+    operator.offer(allowing("a.test"));
+    pod.up().await;
+    assert_eq!(pod.metric("sallyport_capture_missing").await, Some(1.0));
+    // Long enough for a bundle, had it asked for one.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let (status, why) = pod.probe().await;
+    assert!(status == 1 && why.contains("not captured") && why.contains("delete the pod"), "{status} {why}");
+    assert_eq!(pod.http("/ready").await.0, 503);
+    assert_eq!(pod.http("/ready/envoy").await.0, 503);
+    assert_eq!(outcome(&pod, "a.test").await, "no_bundle");
+    assert!(operator.hellos().is_empty(), "the operator was asked");
+}
+
+#[tokio::test]
 async fn nothing_passes_before_the_first_bundle_and_then_it_is_enforced() {
     let (_, operator, pod) = started().await;
     pod.up().await;
@@ -416,6 +436,11 @@ async fn idle_and_greedy_scrapers_don_t_keep_the_filter_from_answering() {
     assert_eq!(pod.http("/metrics").await.0, 200);
     assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     assert_eq!(pod.http("/").await.0, 404);
+    // Both families, where there are two: a pod of a cluster of IPv6 alone has no other address.
+    if let Ok(local) = std::net::TcpListener::bind("[::1]:0") {
+        drop(local);
+        drop(tokio::net::TcpStream::connect(("::1", pod.metrics_port)).await.unwrap());
+    }
 }
 
 #[tokio::test]

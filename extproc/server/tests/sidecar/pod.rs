@@ -52,13 +52,19 @@ impl Pod {
     }
 
     pub fn run(&mut self) {
+        self.run_with(&[]);
+    }
+
+    /// The sidecar with more arguments.
+    pub fn run_with(&mut self, more: &[&str]) {
         let log = std::fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
         let dir = |name: &str| self.path(name).display().to_string();
         let child = Command::new(env!("CARGO_BIN_EXE_sallyport-extproc"))
             .args(["sidecar", "--discovery", &self.url, "--run-dir", &dir("run")])
             .args(["--state-dir", &dir("state"), "--identity-dir", &dir("identity")])
-            .args(["--metrics-addr", &format!("127.0.0.1:{}", self.metrics_port)])
+            .args(["--metrics-addr", &format!("[::]:{}", self.metrics_port)])
             .args(["--log-level", "trace", "--drain-s", "0"])
+            .args(more)
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)

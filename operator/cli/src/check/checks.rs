@@ -67,11 +67,15 @@ checks! {
     "bench-record", bench_record, "sidecars are sized from a bench record",
         "sallyport bench --out policies/capacity/NAME.json on a node like yours";
     "advisory", advisory, "no policy relies on Explicit capture",
-        "an agent can ignore proxy variables: use capture.mode Init";
+        "an agent can ignore proxy variables: use capture.mode CNI or Init";
     "privileged-pods", privileged_pods, "no privileged pod stands beside guarded ones",
         "whoever controls such a pod controls the node: move it to another namespace";
     "pod-security", pod_security, "pod security admits the capture container where it is needed",
         "kubectl label ns NAME pod-security.kubernetes.io/enforce=privileged";
+    "cni", cni, "the CNI plugin is on every node, where a policy relies on it",
+        "helm upgrade with --set cni.enabled=true; then kubectl describe daemonset/sallyport-cni -n sallyport-system";
+    "captured", captured, "no sidecar waits for its pod to be captured, or for its policy",
+        "kubectl describe pod names the reason; a pod that is not captured must be deleted";
     "killed", killed, "no kill switch is on",
         "kubectl annotate ns|agentpolicy NAME sallyport.dev/kill-";
 }
@@ -431,6 +435,39 @@ fn pod_security(s: &Snapshot) -> Found {
     none(&wrong, "everywhere", Found::Fail)
 }
 
+fn cni(s: &Snapshot) -> Found {
+    let relying = s.policies.iter().filter(|p| p.spec.capture.mode == CaptureMode::Cni).count();
+    let status = s.cni.as_ref().and_then(|d| d.status.as_ref());
+    match (relying, status) {
+        (0, None) => Found::Ok("no policy relies on it".into()),
+        (n, None) => Found::Fail(format!("DaemonSet sallyport-cni is not there; {n} policies rely on it")),
+        (n, Some(status)) => {
+            let nodes = status.desired_number_scheduled;
+            let said = format!("ready on {} of {nodes} nodes", status.number_ready);
+            match n {
+                _ if status.number_ready >= nodes => Found::Ok(said),
+                0 => Found::Warn(said),
+                _ => Found::Fail(said),
+            }
+        }
+    }
+}
+
+/// Pods whose sidecar runs and has not become ready for a minute.
+fn captured(s: &Snapshot) -> Found {
+    const LONG_SECONDS: i64 = 60;
+    let waits = |p: &Pod| {
+        let statuses = p.status.iter().flat_map(|s| s.init_container_statuses.iter().flatten());
+        statuses.filter(|c| c.name == names::EXTPROC_CONTAINER && c.started != Some(true)).any(|c| {
+            let running = c.state.as_ref().and_then(|s| s.running.as_ref());
+            let since = running.and_then(|r| r.started_at.as_ref());
+            since.is_some_and(|t| Timestamp::now().as_second() - t.0.as_second() > LONG_SECONDS)
+        })
+    };
+    let wrong: Vec<_> = s.pods.iter().filter(|p| is_guarded(p) && waits(p)).map(full_name).collect();
+    none(&wrong, "none does", Found::Fail)
+}
+
 fn killed(s: &Snapshot) -> Found {
     let on = |annotation: Option<&String>| annotation.is_some_and(|v| !v.is_empty() && v != "false");
     let namespaces = s.namespaces.iter().filter(|n| on(n.annotations().get(names::KILL)));
@@ -482,6 +519,33 @@ mod tests {
         }
         for id in ["acks", "killed", "advisory", "failed-open", "privileged-pods"] {
             assert_eq!(state(id, &s), "ok", "{id}");
+        }
+    }
+
+    #[test]
+    fn capture_by_cni_needs_its_daemon_and_pods_that_wait_for_it_are_seen() {
+        let mut s = Snapshot::default();
+        assert_eq!((state("cni", &s), state("captured", &s)), ("ok", "ok"));
+        s.policies = vec![from(json!({"metadata": {"name": "p", "namespace": "agents"},
+            "spec": {"capture": {"mode": "CNI"}}}))];
+        assert_eq!(state("cni", &s), "failed", "there is no daemon");
+        for (ready, want) in [(1, "failed"), (2, "ok")] {
+            s.cni = Some(from(json!({"metadata": {}, "status": {"desiredNumberScheduled": 2,
+                "currentNumberScheduled": 2, "numberMisscheduled": 0, "numberReady": ready}})));
+            assert_eq!(state("cni", &s), want, "{ready} of 2");
+        }
+        for (started, since, want) in [
+            (false, "2026-01-01T00:00:00Z", "failed"),
+            (true, "2026-01-01T00:00:00Z", "ok"),
+            (false, "9999-01-01T00:00:00Z", "ok"),
+        ] {
+            s.pods = vec![from(json!({
+                "metadata": {"name": "guarded", "namespace": "agents", "labels": {"sallyport.dev/guarded": "true"}},
+                "status": {"phase": "Pending", "initContainerStatuses": [{
+                    "name": "sallyport-extproc", "image": "x", "imageID": "x", "ready": false, "restartCount": 0,
+                    "started": started, "state": {"running": {"startedAt": since}}}]},
+            }))];
+            assert_eq!(state("captured", &s), want, "started {started} since {since}");
         }
     }
 

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -34,6 +34,8 @@ pub(crate) struct Snapshot {
     pub(crate) version: Option<(u32, u32)>,
     pub(crate) crd: Option<CustomResourceDefinition>,
     pub(crate) deployment: Option<Deployment>,
+    /// The daemon of the CNI plugin.
+    pub(crate) cni: Option<DaemonSet>,
     pub(crate) operators: Vec<Scrape>,
     pub(crate) lease: Option<Lease>,
     pub(crate) mutating: Option<MutatingWebhookConfiguration>,
@@ -70,6 +72,7 @@ pub(crate) async fn take(client: &Client, namespace: &str) -> Result<Snapshot> {
         Api::<CustomResourceDefinition>::all(client.clone()).get_opt("agentpolicies.sallyport.dev").await?;
     snapshot.deployment =
         Api::<Deployment>::namespaced(client.clone(), namespace).get_opt("sallyport-operator").await?;
+    snapshot.cni = Api::<DaemonSet>::namespaced(client.clone(), namespace).get_opt("sallyport-cni").await?;
     snapshot.lease =
         Api::<Lease>::namespaced(client.clone(), namespace).get_opt("sallyport-operator").await?;
     snapshot.mutating = Api::<MutatingWebhookConfiguration>::all(client.clone()).get_opt("sallyport").await?;

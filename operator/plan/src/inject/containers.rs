@@ -40,7 +40,7 @@ pub(super) fn init_containers(
     if spec.capture.mode == CaptureMode::Init {
         all.push(capture(spec, settings));
     }
-    all.push(extproc(sizing, settings));
+    all.push(extproc(spec, sizing, settings));
     all.push(envoy(sizing, settings));
     for container in &mut all {
         container.resources = demands.iter().find(|d| d.container == container.name).map(Demand::resources);
@@ -66,17 +66,20 @@ fn capture(spec: &AgentPolicySpec, settings: &InjectSettings) -> Container {
     }
 }
 
-fn extproc(sizing: &Sizing, settings: &InjectSettings) -> Container {
+fn extproc(spec: &AgentPolicySpec, sizing: &Sizing, settings: &InjectSettings) -> Container {
     let args = [
         ("--discovery", settings.discovery.clone()),
         ("--run-dir", RUN_DIR.into()),
         ("--state-dir", STATE_DIR.into()),
         ("--identity-dir", IDENTITY_DIR.into()),
-        ("--metrics-addr", format!("0.0.0.0:{METRICS_PORT}")),
+        ("--metrics-addr", format!("[::]:{METRICS_PORT}")),
         ("--budget-bytes", sizing.budget_bytes.to_string()),
         ("--scan-timeout-ms", sizing.scan_timeout.as_millis().to_string()),
     ];
-    let args = args.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
+    let mut args: Vec<String> = args.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
+    if spec.capture.mode.forces() {
+        args.push("--captured".into());
+    }
     Container {
         name: EXTPROC_CONTAINER.into(),
         image: Some(settings.images.extproc.clone()),

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, EnvVar, Pod, PodSecurityContext, PodSpec, SeccompProfile, SecurityContext,
 };
-use sallyport_api::names::{AUDIENCE, METRICS_PORT, PROXY_PORT, SIDECAR_UID, TRANSPARENT_PORT};
+use sallyport_api::names::{AUDIENCE, CHECK_PORT, METRICS_PORT, PROXY_PORT, SIDECAR_UID, TRANSPARENT_PORT};
 use sallyport_api::{AgentPolicySpec, CaptureMode, Isolation};
 
 use super::Refusal;
@@ -158,8 +158,11 @@ fn runtime_class(spec: &mut PodSpec, rules: &Rules<'_>) -> Result<(), Refusal> {
     let found = spec.runtime_class_name.as_deref().unwrap_or_default();
     let lower = found.to_ascii_lowercase();
     let gvisor = lower.contains("gvisor") || lower.contains("runsc");
-    if gvisor && rules.spec.capture.mode == CaptureMode::Init {
-        return Err(Refusal::UnsupportedRuntime { found: found.into() });
+    // A virtual machine's packets pass the pod's namespace on the node as frames, which its rules never see.
+    // With Init the rules are written inside of the machine.
+    let outside = lower.contains("kata") && rules.spec.capture.mode == CaptureMode::Cni;
+    if (gvisor && rules.spec.capture.mode.forces()) || outside {
+        return Err(Refusal::UnsupportedRuntime { found: found.into(), mode: rules.spec.capture.mode });
     }
     Ok(())
 }
@@ -192,7 +195,10 @@ fn check_container(container: &Container) -> Result<(), Refusal> {
     }
     mounts(&container.name, container.volume_mounts.iter().flatten().map(|m| m.name.as_str()))?;
     for port in container.ports.iter().flatten() {
-        if [TRANSPARENT_PORT, PROXY_PORT, METRICS_PORT].iter().any(|p| i32::from(*p) == port.container_port) {
+        if [TRANSPARENT_PORT, PROXY_PORT, METRICS_PORT, CHECK_PORT]
+            .iter()
+            .any(|p| i32::from(*p) == port.container_port)
+        {
             return Err(Refusal::PortCollision { container: name(), port: port.container_port });
         }
     }

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{LimitRange, LocalObjectReference, Pod};
 use sallyport_api::names::{GUARDED, INJECT, POLICY, STATUS};
-use sallyport_api::{AgentPolicyObject, AgentPolicySpec};
+use sallyport_api::{AgentPolicyObject, AgentPolicySpec, Capture, CaptureMode};
 use serde::{Deserialize, Serialize};
 
 pub use refusal::{Refusal, Skip};
@@ -40,6 +40,9 @@ pub struct InjectSettings {
     /// Names of pull secrets that are added to guarded pods.
     #[serde(default)]
     pub image_pull_secrets: Vec<String>,
+    /// Whether the nodes have the CNI plugin; without it pods that rely on it are refused.
+    #[serde(default)]
+    pub cni: bool,
     /// Where sidecars find the operator: `https://sallyport-operator.sallyport-system.svc:8443`.
     pub discovery: String,
 }
@@ -158,6 +161,9 @@ fn guard(pod: &Pod, facts: &Facts<'_>, settings: &InjectSettings) -> Result<Inje
     let policy = policy_of(&pod, facts)?;
     let name = policy.metadata.name.clone().unwrap_or_default();
     let spec = &policy.spec;
+    if spec.capture.mode == CaptureMode::Cni && !settings.cni {
+        return Err(Refusal::CniNotInstalled { policy: name });
+    }
     harden::harden(&mut pod, &harden::Rules { policy: &name, spec }, &mut warnings)?;
 
     let sizing = size(spec);
@@ -190,6 +196,7 @@ fn guard(pod: &Pod, facts: &Facts<'_>, settings: &InjectSettings) -> Result<Inje
         digest: pod_fields_digest(spec, settings),
         containers: injected,
         volumes: containers::VOLUMES,
+        capture: (spec.capture.mode == CaptureMode::Cni).then_some(&spec.capture),
     };
     // Strings, numbers and lists of strings: nothing in it can fail.
     let status = serde_json::to_string(&status).unwrap_or_default();
@@ -207,6 +214,20 @@ struct Status<'a> {
     digest: String,
     containers: Vec<String>,
     volumes: [&'static str; 3],
+    /// What the node's CNI plugin writes rules from; only where it is the one to write them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    capture: Option<&'a Capture>,
+}
+
+/// What the node's CNI plugin has to do for a pod, from its annotation [`STATUS`]: nothing where the pod is
+/// captured by other means. Text that is not understood is an error, and then the pod must not run: half of a
+/// policy's exclusions, or a field of a later version, would be other rules than the policy's.
+pub fn cni_capture(status: &str) -> Result<Option<Capture>, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct Told {
+        capture: Option<Capture>,
+    }
+    Ok(serde_json::from_str::<Told>(status)?.capture.filter(|c| c.mode == CaptureMode::Cni))
 }
 
 /// Takes out what an earlier injection, or somebody who imitates one, put in. Only where the annotation

@@ -157,14 +157,26 @@ refusals! {
         /// The policy's name.
         policy: String,
     },
-    /// A runtime without nftables.
+    /// A runtime that rules in the pod's network namespace don't reach.
     #[error(
-        "RuntimeClass `{found}` is gVisor, which has no nftables to capture with; use another runtime \
-         (Kata works), or spec.capture.mode: Explicit"
+        "RuntimeClass `{found}` keeps its own network stack, which spec.capture.mode {mode:?} can't write rules \
+         into; use another runtime (Kata works with spec.capture.mode: Init), or spec.capture.mode: Explicit"
     )]
     UnsupportedRuntime {
         /// The RuntimeClass.
         found: String,
+        /// How the policy captures.
+        mode: sallyport_api::CaptureMode,
+    },
+    /// The policy wants the node's CNI plugin to capture, and there is none.
+    #[error(
+        "AgentPolicy `{policy}` says spec.capture.mode: CNI, and this installation has no CNI plugin on its \
+         nodes; helm upgrade sallyport charts/sallyport -n sallyport-system --reuse-values --set \
+         cni.enabled=true, or spec.capture.mode: Init"
+    )]
+    CniNotInstalled {
+        /// The policy.
+        policy: String,
     },
     /// Another mesh's sidecar.
     #[error(

@@ -131,7 +131,15 @@ pub fn at(ip: &str, port: u16) -> SocketAddr {
 /// Answers every connection with `name`, in both families, for as long as the process lives.
 pub fn serve(ns: &str, uid: u32, port: u16, name: &'static str) {
     let bind = || TcpListener::bind(at("::", port)).or_else(|_| TcpListener::bind(at("0.0.0.0", port)));
-    let listener = within(ns, uid, || bind().unwrap());
+    answer(ns, uid, within(ns, uid, || bind().unwrap()), name);
+}
+
+/// The same at one address.
+pub fn serve_at(ns: &str, uid: u32, address: SocketAddr, name: &'static str) {
+    answer(ns, uid, within(ns, uid, || TcpListener::bind(address).unwrap()), name);
+}
+
+fn answer(ns: &str, uid: u32, listener: TcpListener, name: &'static str) {
     let ns = ns.to_owned();
     // Who accepts is of the same user, as the answers must be.
     std::thread::spawn(move || {

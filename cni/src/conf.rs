@@ -11,8 +11,6 @@ pub const PLUGIN: &str = "sallyport-cni";
 pub const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 /// The capability by which a runtime passes a pod's annotations.
 pub const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
-/// The capability by which a runtime passes a pod's nameservers.
-pub const DNS: &str = "dns";
 /// Where the daemon listens, as the node sees it.
 pub const SOCKET: &str = "/run/sallyport-cni/cni.sock";
 
@@ -20,7 +18,7 @@ pub const SOCKET: &str = "/run/sallyport-cni/cni.sock";
 pub fn entry(socket: &str) -> Value {
     serde_json::json!({
         "type": PLUGIN,
-        "capabilities": {ANNOTATIONS: true, DNS: true},
+        "capabilities": {ANNOTATIONS: true},
         "socket": socket,
     })
 }
@@ -51,17 +49,6 @@ pub struct RuntimeConfig {
     /// The pod's annotations; `None` from a runtime that does not know the capability.
     #[serde(rename = "io.kubernetes.cri.pod-annotations")]
     pub annotations: Option<BTreeMap<String, String>>,
-    /// The pod's resolver.
-    pub dns: Resolver,
-}
-
-/// The pod's resolver. The convention says `servers`, containerd writes `Servers`.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Resolver {
-    /// Addresses of nameservers.
-    #[serde(alias = "Servers")]
-    pub servers: Vec<String>,
 }
 
 /// One interface in one container.

@@ -121,7 +121,6 @@ fn guarded(environment: &Environment, config: &Config, command: Command) -> Resu
         namespace: named("K8S_POD_NAMESPACE"),
         pod: named("K8S_POD_NAME"),
         status: status.clone(),
-        nameservers: config.runtime_config.dns.servers.clone(),
         ..request(command)
     };
     match ask(config, &request, Some(&netns)) {
@@ -174,7 +173,6 @@ fn request(command: Command) -> Request {
         namespace: String::new(),
         pod: String::new(),
         status: String::new(),
-        nameservers: Vec::new(),
         valid: Vec::new(),
     }
 }

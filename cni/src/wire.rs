@@ -51,9 +51,6 @@ pub struct Request {
     /// The pod's annotation `sallyport.dev/status`.
     #[serde(default)]
     pub status: String,
-    /// The pod's nameservers.
-    #[serde(default)]
-    pub nameservers: Vec<String>,
     /// GC: what stays.
     #[serde(default)]
     pub valid: Vec<Attachment>,

@@ -76,12 +76,11 @@ impl Node {
         }
         json!({
             "cniVersion": version, "name": "pods", "type": "sallyport-cni",
-            "capabilities": {"io.kubernetes.cri.pod-annotations": true, "dns": true},
+            "capabilities": {"io.kubernetes.cri.pod-annotations": true},
             "socket": self.socket(),
             "prevResult": previous(version),
             "runtimeConfig": {
                 "io.kubernetes.cri.pod-annotations": annotations,
-                "dns": {"Servers": ["10.96.0.10", "fd00::10%eth0", "} accept"], "Searches": ["svc"], "Options": null},
             },
         })
     }
@@ -175,14 +174,9 @@ fn a_guarded_pod_has_its_rules_before_the_runtime_has_its_answer() {
         assert_eq!((status, serde_json::from_str::<Value>(&text).unwrap()), (0, previous("1.0.0")), "{text}");
     }
     let rules = String::from_utf8(netns.sh("nft list table inet sallyport").stdout).unwrap();
-    for part in [
-        "policy drop",
-        "10.1.0.0/16",
-        "tcp dport 5432 return",
-        "10.96.0.10",
-        "fd00::10",
-        "redirect to :15001",
-    ] {
+    for part in
+        ["policy drop", "10.1.0.0/16", "tcp dport 5432 return", "redirect to :15001", "redirect to :15053"]
+    {
         assert!(rules.contains(part), "{part}: {rules}");
     }
     assert!(!sh("nft list table inet sallyport").status.success(), "they are in the pod's namespace alone");

@@ -38,6 +38,8 @@ pub const EGRESS_RULES: usize = 64;
 pub const PATTERNS: usize = 64;
 /// A host pattern: `*.` and a DNS name.
 pub const HOST: usize = 255;
+/// `dns.maxLabelEntropy`: no label of 63 characters has more than 6 bits each.
+pub const LABEL_ENTROPY: u32 = 60;
 /// Methods of one egress rule.
 pub const METHODS: usize = 16;
 /// A method.

@@ -61,6 +61,11 @@ pub(crate) fn hosts() -> Vec<Rule> {
     ]
 }
 
+/// Host patterns of which there may be none.
+pub(crate) fn names() -> Vec<Rule> {
+    hosts().split_off(1)
+}
+
 pub(crate) fn methods() -> Vec<Rule> {
     vec![rule("self.all(m, m.matches('^[A-Z]+$'))", "holds what is not a method in capitals")]
 }
@@ -88,7 +93,7 @@ pub(crate) fn exceptions() -> Vec<Rule> {
 pub(crate) fn cidrs() -> Vec<Rule> {
     vec![
         rule("self.all(c, isCIDR(c))", "holds what is not a CIDR, such as 10.0.0.0/8 or fd00::/8"),
-        rule("!self.exists(c, c.endsWith('/0'))", "holds a network of /0, which would exclude every address"),
+        rule("!self.exists(c, c.endsWith('/0'))", "holds a network of /0, which would hold every address"),
     ]
 }
 

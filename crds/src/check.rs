@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use crate::load::LoadError;
 use crate::{
-    AgentPolicySpec, Capacity, Egress, Isolation, LabelOperator, Limits, Selector, bounds, quantity,
+    AgentPolicySpec, Capacity, Dns, Egress, Isolation, LabelOperator, Limits, Selector, bounds, quantity,
 };
 
 type Checked = Result<(), LoadError>;
@@ -17,6 +17,7 @@ pub fn check_spec(spec: &AgentPolicySpec) -> Checked {
     selector(&spec.selector)?;
     capture(spec)?;
     egress(&spec.egress)?;
+    dns(&spec.dns)?;
     detection(spec)?;
     text("spec.cedar.inline", &spec.cedar.inline, bounds::CEDAR)?;
     exceptions(spec)?;
@@ -108,9 +109,13 @@ fn selector(selector: &Selector) -> Checked {
 }
 
 fn capture(spec: &AgentPolicySpec) -> Checked {
-    let field = "spec.capture.excludeCIDRs";
-    items(field, &spec.capture.exclude_cidrs, bounds::EXCLUDES)?;
-    for (i, cidr) in spec.capture.exclude_cidrs.iter().enumerate() {
+    cidrs("spec.capture.excludeCIDRs", &spec.capture.exclude_cidrs)?;
+    ports("spec.capture.excludePorts", &spec.capture.exclude_ports, bounds::EXCLUDES)
+}
+
+fn cidrs(field: &str, list: &[String]) -> Checked {
+    items(field, list, bounds::EXCLUDES)?;
+    for (i, cidr) in list.iter().enumerate() {
         match cidr_prefix(cidr) {
             None => {
                 return fail(
@@ -119,18 +124,25 @@ fn capture(spec: &AgentPolicySpec) -> Checked {
                 );
             }
             Some(0) => {
-                return fail(
-                    format!("{field}[{i}]"),
-                    "is a network of /0, which would exclude every address",
-                );
+                return fail(format!("{field}[{i}]"), "is a network of /0, which would hold every address");
             }
             Some(_) => {}
         }
     }
-    ports("spec.capture.excludePorts", &spec.capture.exclude_ports, bounds::EXCLUDES)
+    Ok(())
+}
+
+fn dns(dns: &Dns) -> Checked {
+    let field = "spec.dns.allow";
+    items(field, &dns.allow, bounds::PATTERNS)?;
+    for (i, pattern) in dns.allow.iter().enumerate() {
+        host(pattern).map_err(|p| LoadError::field(format!("{field}[{i}]"), p))?;
+    }
+    within("spec.dns.maxLabelEntropy", dns.max_label_entropy, 10, bounds::LABEL_ENTROPY)
 }
 
 fn egress(egress: &Egress) -> Checked {
+    cidrs("spec.egress.privateCIDRs", &egress.private_cidrs)?;
     items("spec.egress.rules", &egress.rules, bounds::EGRESS_RULES)?;
     for (i, rule) in egress.rules.iter().enumerate() {
         let at = |f: &str| format!("spec.egress.rules[{i}].{f}");

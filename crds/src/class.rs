@@ -24,13 +24,16 @@ impl Class {
 
 /// The class of every field of the spec. A field below one of these has the class of the longest path that
 /// holds it.
-pub const CLASSES: [(&str, Class); 11] = [
+pub const CLASSES: [(&str, Class); 13] = [
     // Envoy's side of it: whether a message passes while the filter can't answer.
     ("mode", Class::Listener),
     ("failurePolicy", Class::Listener),
     // What is computed from it (memory, timeouts) is the pod's; the cap itself is in force before.
     ("limits", Class::Listener),
     ("egress", Class::Hot),
+    // Envoy's own guard of the link-local addresses.
+    ("egress.platform", Class::Listener),
+    ("dns", Class::Hot),
     ("detection", Class::Hot),
     ("cedar", Class::Hot),
     ("exceptions", Class::Hot),

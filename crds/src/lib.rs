@@ -13,6 +13,7 @@ mod check;
 mod class;
 #[cfg(feature = "kube")]
 mod crd;
+mod egress;
 mod load;
 pub mod names;
 mod policy;
@@ -24,13 +25,14 @@ pub use check::check_spec;
 pub use class::{CLASSES, Class, class};
 #[cfg(feature = "kube")]
 pub use crd::{CrdError, crd, crd_yaml};
+pub use egress::{Listed, host_matches, network_holds};
 pub use load::{LoadError, load_policy};
 #[cfg(feature = "kube")]
 pub use policy::AgentPolicyObject;
 pub use policy::{
-    AgentPolicy, AgentPolicySpec, Capacity, Capture, CaptureMode, Cedar, DefaultAction, Detection, Egress,
-    EgressAction, EgressRule, Exception, FailurePolicy, Isolation, LabelOperator, LabelRequirement, Limits,
-    Metadata, Mode, OverrideAction, RuleOverride, Selector,
+    AgentPolicy, AgentPolicySpec, Capacity, Capture, CaptureMode, Cedar, DefaultAction, Detection, Dns,
+    Egress, EgressAction, EgressRule, Exception, FailurePolicy, Isolation, LabelOperator, LabelRequirement,
+    Limits, Metadata, Mode, OverrideAction, Platform, RuleOverride, Selector,
 };
 #[cfg(feature = "kube")]
 pub use status::{AgentPolicyStatus, CapacityStatus};

@@ -59,6 +59,8 @@ pub const SIDECAR_UID: i64 = 14_337;
 pub const TRANSPARENT_PORT: u16 = 15_001;
 /// Port of the explicit proxy, on the loopback.
 pub const PROXY_PORT: u16 = 15_002;
+/// Port of the resolver, UDP and TCP, on the loopback: every query to port 53 is redirected to it.
+pub const DNS_PORT: u16 = 15_053;
 /// Port on which extproc serves its own and Envoy's metrics, and `/ready`.
 pub const METRICS_PORT: u16 = 15_020;
 /// Port on the loopback by which extproc checks that the pod is captured.

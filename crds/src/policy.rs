@@ -61,7 +61,7 @@ pub struct Metadata {
         status = "crate::AgentPolicyStatus",
         derive = "PartialEq",
         doc = "What an agent may call, and what its traffic is inspected for.",
-        annotation("sallyport.dev/crd-version", "1"),
+        annotation("sallyport.dev/crd-version", "2"),
         validation = (cel::NAME, cel::NAME_MESSAGE),
         printcolumn(name = "Mode", type_ = "string", json_path = ".spec.mode"),
         printcolumn(
@@ -100,6 +100,9 @@ pub struct AgentPolicySpec {
     pub capture: Capture,
     /// Which destinations the agent may call. Hot.
     pub egress: Egress,
+    /// Which names the agent may resolve. Hot.
+    #[serde(skip_serializing_if = "is_default")]
+    pub dns: Dns,
     /// Which rules look at the traffic. Hot.
     #[serde(skip_serializing_if = "is_default")]
     pub detection: Detection,
@@ -372,6 +375,65 @@ pub struct Egress {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "kube", schemars(length(max = bounds::EGRESS_RULES)))]
     pub rules: Vec<EgressRule>,
+    /// What the platform serves beside the network: refused whatever the rules say, unless allowed here.
+    /// What is allowed is inspected like everything else, and a rule must name its host or address. Listener.
+    #[serde(skip_serializing_if = "is_default")]
+    pub platform: Platform,
+    /// Private networks (10.0.0.0/8, fc00::/7 and their kind) into which names of hosts outside of the cluster
+    /// may lead. Names of the cluster (`*.svc`) may lead into any of them.
+    #[serde(rename = "privateCIDRs", skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "kube",
+        schemars(
+            length(max = bounds::EXCLUDES),
+            inner(length(max = bounds::CIDR)),
+            extend("x-kubernetes-validations" = cel::cidrs())
+        )
+    )]
+    pub private_cidrs: Vec<String>,
+}
+
+/// What the platform serves to a pod beside the network, by exact address, port and path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Platform {
+    /// The API server, at the address that every pod of the cluster is told.
+    #[serde(rename = "kubernetesAPI")]
+    pub kubernetes_api: DefaultAction,
+    /// The pod's own cloud credentials: `169.254.170.23:80/v1/credentials` and, in the metadata service,
+    /// `/computeMetadata/v1/instance/service-accounts/`.
+    pub pod_identity: DefaultAction,
+    /// The cloud's metadata service at `169.254.169.254:80` and `[fd00:ec2::254]:80`: every path of it.
+    pub metadata: DefaultAction,
+}
+
+/// Which names the agent may resolve. Those that `egress.rules` could allow it may.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Dns {
+    /// Names that may be resolved besides: exact, or `*.example.com` for every name below.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "kube",
+        schemars(
+            length(max = bounds::PATTERNS),
+            inner(length(max = bounds::HOST)),
+            extend("x-kubernetes-validations" = cel::names())
+        )
+    )]
+    pub allow: Vec<String>,
+    /// The most entropy of one label of 16 characters or more, in tenths of a bit per character, in names that
+    /// only a pattern allows. Words have 25 to 38, random letters and digits 40 to 50.
+    #[cfg_attr(feature = "kube", schemars(with = "i32", range(min = 10, max = bounds::LABEL_ENTROPY)))]
+    pub max_label_entropy: u32,
+}
+
+impl Default for Dns {
+    fn default() -> Self {
+        Self { allow: Vec::new(), max_label_entropy: 40 }
+    }
 }
 
 /// What holds where no rule matches.

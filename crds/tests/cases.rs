@@ -141,7 +141,8 @@ fn every_list_map_and_string_of_the_spec_is_bounded() {
 fn every_field_of_the_spec_says_its_class() {
     let schema = schema();
     let fields = schema["properties"]["spec"]["properties"].as_object().unwrap();
-    assert_eq!(fields.len(), CLASSES.len());
+    let whole = CLASSES.iter().filter(|(field, _)| !field.contains('.'));
+    assert_eq!(fields.len(), whole.count());
     for (field, property) in fields {
         let class = class(field).unwrap_or_else(|| panic!("{field} has no class"));
         let description = property["description"].as_str().unwrap();

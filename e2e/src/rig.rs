@@ -74,6 +74,7 @@ impl Plan {
                         paths: vec![],
                         action: EgressAction::Allow,
                     }],
+                    ..Egress::default()
                 },
                 ..AgentPolicySpec::default()
             },

@@ -15,7 +15,7 @@ fn rule(hosts: &[&str], paths: &[&str], action: EgressAction) -> EgressRule {
 }
 
 fn rig(default: DefaultAction, rules: Vec<EgressRule>) -> Rig {
-    Plan::new(Filter::Honest).policy(|s| s.egress = Egress { default, rules }).start()
+    Plan::new(Filter::Honest).policy(|s| s.egress = Egress { default, rules, ..Egress::default() }).start()
 }
 
 /// Sends a head as it is; the answer, however it ends.

@@ -1,18 +1,19 @@
-//! The eleven traps that were met when the design was tried out, one named test each.
+//! The traps that were met when the design was tried out, one named test each.
 //!
 //! Where a trap belongs to something that does not exist yet (capture, TLS interception), the test holds
 //! down what is true now, and its comment says what replaces it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::time::Duration;
 
-use sallyport_api::AgentPolicySpec;
+use sallyport_api::{AgentPolicySpec, DefaultAction};
 use sallyport_e2e::client::{Answer, Body, End, raw};
 use sallyport_e2e::fault_extproc::TAIL;
 use sallyport_e2e::rig::{Filter, Plan, Rig, unanswered};
-use sallyport_e2e::upstream::pattern;
+use sallyport_e2e::upstream::{Upstream, hex, pattern};
 use sallyport_plan::{BaseUrl, ProxyListener, Settings, render};
 use serde_json::{Value, json};
 
@@ -319,6 +320,45 @@ fn trap_12_a_held_back_chunk_must_be_answered_or_its_trailers_never_come() {
 
     let silent = call("hold-silent@").deadline(Duration::from_secs(2)).send().unwrap();
     assert_eq!(silent.end, End::TimedOut, "Envoy no longer waits: say so in the filter's comments");
+}
+
+/// A filter behind ours that stops everything, as the one does that resolves a name, goes on with what it has as
+/// soon as it can. If the client has sent its end by then, Envoy takes that for the end of the stream, and a
+/// streamed body that our filter still has is lost: the upstream gets none of it, or waits for its announced
+/// length. So where bodies are streamed names are resolved before the filter, and only where they are held after it.
+#[test]
+fn trap_13_a_body_that_comes_while_a_name_is_resolved_arrives_whole() {
+    let body = pattern(500);
+    let sum = hex(&body);
+    let allow = |spec: &mut AgentPolicySpec| spec.egress.default = DefaultAction::Allow;
+    for rig in [Plan::new(Filter::Honest).observe().start(), Plan::new(Filter::Honest).policy(allow).start()]
+    {
+        // Each address is a name that was not resolved before.
+        let everywhere = Upstream::start_at(SocketAddr::from(([0, 0, 0, 0], 0))).unwrap();
+        for round in 0..400_u16 {
+            let host = format!("127.1.{}.{}:{}", round / 200, 1 + round % 200, everywhere.address.port());
+            let framing = if round % 2 == 0 { "content-length: 500" } else { "transfer-encoding: chunked" };
+            let mut stream = TcpStream::connect(rig.proxy).unwrap();
+            stream.set_nodelay(true).unwrap();
+            stream.set_read_timeout(Some(SOON)).unwrap();
+            let head = format!(
+                "POST http://{host}/echo HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{framing}\r\n\r\n"
+            );
+            stream.write_all(head.as_bytes()).unwrap();
+            // The moment that matters is about when the filter has answered the head.
+            std::thread::sleep(Duration::from_micros(u64::from(round) * 37 % 4_000));
+            let framed = if round % 2 == 0 {
+                body.clone()
+            } else {
+                [b"1f4\r\n", &body[..], b"\r\n0\r\n\r\n"].concat()
+            };
+            stream.write_all(&framed).unwrap();
+            let mut answer = Vec::new();
+            let read = stream.read_to_end(&mut answer);
+            let answer = String::from_utf8_lossy(&answer);
+            assert!(answer.contains(&sum), "round {round}: {read:?}, {answer}");
+        }
+    }
 }
 
 /// TLS to a plain upstream by an absolute URL: it must not go on in clear to a port that expects TLS.

@@ -2,7 +2,7 @@
 {{- define "sallyport.name" -}}sallyport-operator{{- end -}}
 
 {{/* The oldest definition this chart works with: a counter, annotation sallyport.dev/crd-version. */}}
-{{- define "sallyport.crdVersion" -}}1{{- end -}}
+{{- define "sallyport.crdVersion" -}}2{{- end -}}
 
 {{- define "sallyport.selectorLabels" -}}
 app.kubernetes.io/name: sallyport-operator

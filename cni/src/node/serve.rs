@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -11,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use sallyport_plan::capture::nft_script;
+use sallyport_plan::capture::nft_rules;
 use sallyport_plan::inject::cni_capture;
 
 use super::pages::Metrics;
@@ -139,7 +138,7 @@ impl Server {
             .map_err(|e| (code::STATUS, format!("the pod's annotation sallyport.dev/status: {e}")))?
             .ok_or_else(|| (code::STATUS, "the pod's annotation asks for no capture by CNI".to_owned()))?;
         let netns = netns.ok_or_else(no_namespace)?;
-        let script = nft_script(&capture, &nameservers(&request.nameservers));
+        let script = nft_rules(&capture);
         rules::load(netns.as_fd(), &script).map_err(|e| (code::RULES, e.to_string()))?;
         tracing::info!(namespace = request.namespace, pod = request.pod, "captured");
         let mut pods = self.pods();
@@ -199,9 +198,4 @@ fn check(netns: Option<OwnedFd>) -> Result<(), (u32, String)> {
 
 fn no_namespace() -> (u32, String) {
     (code::DECODE, "the request came without the pod's network namespace".to_owned())
-}
-
-/// What looks like no address is left out, as the init container does with the pod's own file.
-fn nameservers(given: &[String]) -> Vec<IpAddr> {
-    given.iter().filter_map(|text| text.split('%').next()?.parse().ok()).collect()
 }

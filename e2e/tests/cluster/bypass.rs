@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use sallyport_e2e::agent::{Ear, HEARD, Outcome, Remote, Task};
-use sallyport_e2e::cluster::{Namespace, Pod, cni_spec, usual_spec};
+use sallyport_e2e::cluster::{Namespace, Pod, await_condition, cni_spec, usual_spec};
 use serde_json::{Value, json};
 
 /// How long an answer may take that should not come.
@@ -304,7 +304,10 @@ fn nothing_gets_out(stage: &Stage) {
             Must::NotStatus(&["200"]),
         );
     }
-    http_tricks(&mut tries, there, host);
+    let service: IpAddr = await_condition("the upstream's name resolves", || {
+        stage.text(&Task::Resolve(host.into())).ok()?.split_whitespace().next()?.parse().ok()
+    });
+    http_tricks(&mut tries, there, SocketAddr::new(service, 80), host);
     let done = tries.run(&stage.guarded.agent);
 
     let Outcome::Text(pod_heard) = in_pod.join().unwrap() else { panic!("the pod's ear failed") };
@@ -317,25 +320,30 @@ fn nothing_gets_out(stage: &Stage) {
     if v6.is_none() {
         println!("not run    IPv6 (no IPv6 in this cluster)");
     }
-    let name = stage.text(&Task::Resolve(host.into())).unwrap();
-    println!("passes     DNS by the pod's own nameserver (docs/limitations.md)         {name}");
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-fn http_tricks(tries: &mut Attempts, there: SocketAddr, host: &str) {
+/// `there` is where nothing may go, `service` the address of the allowed host.
+fn http_tricks(tries: &mut Attempts, there: SocketAddr, service: SocketAddr, host: &str) {
     let end = "X-Mark: {MARK}\r\nConnection: close\r\n\r\n";
-    let mut http = |what: &str, text: String, must| tries.tcp(what, there, &text, must);
     let get = "GET /api/orders HTTP/1.1\r\n";
-    http("HTTP, its own name", format!("{get}Host: {there}\r\n{end}"), Must::Status(&["403"]));
-    http(
-        "Host of the allowed, another address: goes to the allowed",
-        format!("{get}Host: {host}\r\n{end}"),
+    tries.tcp(
+        "Host of the allowed, its own address",
+        service,
+        &format!("{get}Host: {host}\r\n{end}"),
         Must::Status(&["200"]),
     );
     let trick = format!(
         "{get}Host: {host}\r\nX-Envoy-Original-Dst-Host: {there}\r\nX-Forwarded-Host: {there}\r\n{end}"
     );
-    http("x-envoy-original-dst-host: goes to the allowed", trick, Must::Status(&["200"]));
+    tries.tcp("x-envoy-original-dst-host: goes to the allowed", service, &trick, Must::Status(&["200"]));
+    let mut http = |what: &str, text: String, must| tries.tcp(what, there, &text, must);
+    http("HTTP, its own name", format!("{get}Host: {there}\r\n{end}"), Must::Status(&["403"]));
+    http(
+        "Host of the allowed, another address",
+        format!("{get}Host: {host}\r\n{end}"),
+        Must::Status(&["403"]),
+    );
     let absolute = |to: &str| format!("GET http://{to}/{{MARK}} HTTP/1.1\r\nHost: {host}\r\n{end}");
     http("absolute form to another host", absolute(&there.to_string()), Must::Status(&["403"]));
     http("absolute form, user@host", absolute(&format!("{host}@{there}")), Must::NotStatus(&["200"]));
@@ -377,22 +385,24 @@ fn http_tricks(tries: &mut Attempts, there: SocketAddr, host: &str) {
         )
     };
     http("h2c upgrade, another host", h2c(&there.to_string()), Must::NotStatus(&["200", "101"]));
-    http("h2c upgrade, the allowed host", h2c(host), Must::NotStatus(&["101"]));
-    let ws = format!(
-        "{get}Host: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n{{MARK}}"
-    );
-    http("websocket to the allowed host", ws, Must::NotStatus(&["200", "101"]));
-    let two = format!("{get}Host: {host}\r\n\r\n{get}Host: {there}\r\n{end}");
-    http("second request of a connection to another host", two, Must::Status(&["200", "403"]));
-    let smuggled = format!(
-        "POST /echo HTTP/1.1\r\nHost: {host}\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{get}Host: {there}\r\n{end}"
-    );
-    http("Content-Length and Transfer-Encoding", smuggled, Must::NotStatus(&["200"]));
     http(
         "HTTP/2 with prior knowledge, then anything",
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n{MARK}".into(),
         Must::NotStatus(&["200"]),
     );
+    // From here on where the host may be called.
+    let mut allowed = |what: &str, text: String, must| tries.tcp(what, service, &text, must);
+    allowed("h2c upgrade, the allowed host", h2c(host), Must::NotStatus(&["101"]));
+    let ws = format!(
+        "{get}Host: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n{{MARK}}"
+    );
+    allowed("websocket to the allowed host", ws, Must::NotStatus(&["200", "101"]));
+    let two = format!("{get}Host: {host}\r\n\r\n{get}Host: {there}\r\n{end}");
+    allowed("second request of a connection to another host", two, Must::Status(&["200", "403"]));
+    let smuggled = format!(
+        "POST /echo HTTP/1.1\r\nHost: {host}\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{get}Host: {there}\r\n{end}"
+    );
+    allowed("Content-Length and Transfer-Encoding", smuggled, Must::NotStatus(&["200"]));
 }
 
 /// The record of a TLS ClientHello that names a server.
@@ -430,7 +440,7 @@ fn the_sidecar_is_out_of_the_agents_and_everybody_elses_reach() {
     let get = |to: &str| {
         format!("GET /metrics HTTP/1.1\r\nHost: {to}\r\nX-Mark: {{MARK}}\r\nConnection: close\r\n\r\n")
     };
-    let ports: [u16; 3] = [15_001, 15_002, 15_020];
+    let ports: [u16; 4] = [15_001, 15_002, 15_020, 15_053];
     for ip in [IpAddr::from([127, 0, 0, 1]), own, IpAddr::from([127, 9, 9, 9])] {
         for port in ports {
             let to = SocketAddr::new(ip, port);
@@ -452,8 +462,8 @@ fn the_sidecar_is_out_of_the_agents_and_everybody_elses_reach() {
     let mut wrong = judge(&done, "");
 
     let mut tries = Attempts::new("MARK");
-    for port in &ports[..2] {
-        let to = SocketAddr::new(own, *port);
+    for port in [ports[0], ports[1], ports[3]] {
+        let to = SocketAddr::new(own, port);
         let get =
             |form: &str| format!("GET {form} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", stage.host);
         tries.tcp(&format!("another pod to {to}"), to, &get("/api/orders"), Must::Nothing);
@@ -523,7 +533,7 @@ fn what_the_agent_sees(stage: &Stage) -> Vec<String> {
     row(only, "processes", &commands.into_iter().collect::<Vec<_>>().join(", "));
 
     // Listening sockets of the pod's network namespace: the agent's own, the transparent listener, the
-    // metrics. Envoy's admin is a socket in a directory that the agent does not have.
+    // metrics, the resolver. Envoy's admin is a socket in a directory that the agent does not have.
     let mut ports = BTreeSet::new();
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
         let text = stage.text(&Task::Read(table.into())).unwrap_or_default();
@@ -536,7 +546,7 @@ fn what_the_agent_sees(stage: &Stage) -> Vec<String> {
         }
     }
     row(
-        ports == BTreeSet::from([8000, 15_001, 15_020]),
+        ports == BTreeSet::from([8000, 15_001, 15_020, 15_053]),
         "listening TCP ports of the pod",
         &format!("{ports:?}"),
     );

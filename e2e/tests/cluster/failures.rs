@@ -1,8 +1,10 @@
 //! A guarded pod whose filter dies, hangs or restarts.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use sallyport_e2e::agent::{Outcome, Task};
 use sallyport_e2e::client::Call;
 use sallyport_e2e::cluster::{Namespace, Pod, await_condition, signal, usual_spec};
 use sallyport_e2e::messages::chat;
@@ -13,6 +15,8 @@ struct Guarded {
     namespace: Namespace,
     pod: Pod,
     host: String,
+    /// The host's, since the filter's process is also the one that resolves it.
+    address: SocketAddr,
 }
 
 fn guarded(name: &str, failure_policy: &str) -> Guarded {
@@ -22,12 +26,18 @@ fn guarded(name: &str, failure_policy: &str) -> Guarded {
     namespace.policy("usual", &spec).unwrap();
     let host = namespace.upstream();
     let pod = namespace.agent("agent");
-    Guarded { namespace, pod, host }
+    let ip = await_condition("the upstream's name resolves", || {
+        let Outcome::Text(addresses) = pod.agent.run(&Task::Resolve(host.clone())).unwrap() else {
+            return None;
+        };
+        addresses.split_whitespace().next()?.parse().ok()
+    });
+    Guarded { namespace, pod, host, address: SocketAddr::new(ip, 80) }
 }
 
 impl Guarded {
     fn get(&self) -> Call {
-        Call::get(format!("http://{}/api/orders", self.host))
+        Call::get(format!("http://{}/api/orders", self.host)).connect_to(self.address)
     }
 
     fn extproc(&self, with: Signal) {
@@ -41,6 +51,7 @@ impl Guarded {
     fn refuses_keys(&self) {
         let body = chat("demo", &format!("my key is {}", fake_key()), false);
         let post = Call::post_json(format!("http://{}/v1/chat/completions", self.host), &body);
+        let post = post.connect_to(self.address);
         let _ = self.pod.agent.call(&post).unwrap().expect_refusal(403, "policy_denied");
     }
 }

@@ -11,5 +11,6 @@ mod failures;
 mod injection;
 mod journey;
 mod metrics;
+mod names;
 mod policy;
 mod traffic;

@@ -2,7 +2,7 @@
 //!
 //! `SALLYPORT_CERT_MANAGER` names the folder that `e2e/cert-manager/build` made; without it nothing is run.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use sallyport_e2e::cluster::{
@@ -23,7 +23,7 @@ struct CertManager {
 }
 
 impl CertManager {
-    fn start(folder: &PathBuf) -> Self {
+    fn start(folder: &Path) -> Self {
         installed();
         helm(&["uninstall", "sallyport", "-n", SYSTEM, "--wait"]).unwrap_or_else(|e| panic!("{e}"));
         let definitions = folder.join("crds").display().to_string();
@@ -38,7 +38,16 @@ impl CertManager {
         let args =
             ["install", "sallyport", "charts/sallyport", "-n", SYSTEM, "--set=certManager.enabled=true"];
         helm(&args).unwrap_or_else(|e| panic!("{e}"));
+        // Its pods wait for the Secret, which cert-manager writes meanwhile.
+        let ready = ["rollout", "status", "deploy/sallyport-operator", "-n", SYSTEM, "--timeout=300s"];
+        kubectl(&ready).unwrap_or_else(|e| panic!("{e}"));
         await_operator();
+        // The API server learns of each configuration's caBundle in its own time.
+        let first = Namespace::enabled("first");
+        first.usual_policy();
+        await_within(DEADLINE, "the first pod is guarded", || {
+            first.apply(&Namespace::agent_manifest("first")).ok()
+        });
         manager
     }
 }

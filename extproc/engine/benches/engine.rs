@@ -78,6 +78,7 @@ fn bodies(c: &mut Criterion) {
             ("content-type".into(), "application/json".into()),
             ("user-agent".into(), "bench/1".into()),
         ],
+        ..RequestHead::default()
     };
     let now = Timestamp::UNIX_EPOCH;
     let mut group = c.benchmark_group("chat_request");

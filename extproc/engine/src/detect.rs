@@ -141,7 +141,8 @@ impl Detector {
     }
 
     fn structural(&self, s: &Structural) -> Option<Item> {
-        let rule = self.rules.structural(s.scanner, s.surface)?;
+        let index = self.rules.structural(s.scanner, s.surface)?;
+        let rule = &self.rules.rules[index];
         Some(Item {
             finding: Finding {
                 rule: rule.rule.id.clone(),
@@ -158,7 +159,7 @@ impl Detector {
             },
             pack: rule.pack,
             role: Role::None,
-            over: None,
+            over: self.overrides[index],
             segment: None,
         })
     }

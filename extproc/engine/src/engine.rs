@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use sallyport_api::AgentPolicySpec;
+use sallyport_api::{AgentPolicySpec, Listed};
 
-use crate::body::extract::{Body, Direction, Extracted, extract};
-use crate::body::head::{LONGEST_URL, header_segments, parameter_segments, url_of, url_structure};
+use crate::body::extract::{Body, Direction, Extracted, Structural, extract};
+use crate::body::head::{
+    LONGEST_URL, header_segments, name_structure, parameter_segments, url_of, url_structure,
+};
 use crate::body::json::{Doc, Kind};
 use crate::body::redact::{self, Edit};
 use crate::body::segment::{Origin, Place, Role, Segment};
@@ -14,11 +16,12 @@ use crate::body::sse;
 use crate::body::stream::StreamScanner;
 use crate::decide::cedar::{Ask, Found, Policies};
 use crate::decide::egress;
+use crate::decide::reach::{self, Reach};
 use crate::detect::{Detector, Item};
 use crate::finding::{Category, Finding, Surface};
-use crate::message::{RequestHead, ResponseHead};
+use crate::message::{NameQuestion, RequestHead, ResponseHead};
 use crate::rules::set::RuleSet;
-use crate::rules::{Pack, shipped};
+use crate::rules::{Pack, Scanner, shipped};
 use crate::verdict::{BodyVerdict, Code, Decision, Protocol, Verdict};
 
 /// How often a body is looked at again after something was cut out of it. Two tokens in one word need one
@@ -49,7 +52,30 @@ struct Frame<'a> {
     egress_allowed: bool,
     egress_listed: bool,
     tunnel: bool,
+    /// A name is asked of the resolver.
+    resolve: bool,
+    reach: Reach,
+    /// Why the destination can't be reached, where it can't.
+    unreachable: String,
     now: Timestamp,
+}
+
+impl<'a> Frame<'a> {
+    /// A message of which nothing more is known than its head.
+    fn new(direction: Direction, head: &'a RequestHead, now: Timestamp) -> Self {
+        Self {
+            direction,
+            head,
+            status: 0,
+            egress_allowed: true,
+            egress_listed: false,
+            tunnel: false,
+            resolve: false,
+            reach: Reach::Unknown,
+            unreachable: String::new(),
+            now,
+        }
+    }
 }
 
 impl Engine {
@@ -115,29 +141,65 @@ impl Engine {
             parameter_segments(&mut ex, &url);
         }
         header_segments(&mut ex, &head.headers);
+        let (reach, unreachable) = reach::of_call(&self.spec, head);
         let frame = Frame {
-            direction: Direction::Request,
-            head,
-            status: 0,
             egress_allowed: egress::allows(&self.spec.egress, head),
             egress_listed: egress::lists(&self.spec.egress, head),
             tunnel: head.method == "CONNECT" || head.header("upgrade").is_some(),
-            now,
+            reach,
+            unreachable,
+            ..Frame::new(Direction::Request, head, now)
+        };
+        self.judge(&frame, &ex).0
+    }
+
+    /// How the policy speaks of a name.
+    pub fn names(&self, name: &str) -> Listed {
+        self.spec.names(name)
+    }
+
+    /// Decides on a name that is asked of the resolver, and, where `peer` is given, on an address in the
+    /// answer.
+    pub fn name(&self, question: &NameQuestion<'_>, now: Timestamp) -> Verdict {
+        let name = question.name;
+        let listed = self.names(name);
+        let mut ex = Extracted::default();
+        // A name that the policy holds as a whole leaves the agent nothing to choose.
+        if listed != Listed::ByName && question.peer.is_none() {
+            ex.segments.push(Segment::elsewhere(Surface::Dns, Role::None, "", name));
+            // The cluster's names go no further than the cluster.
+            if !question.of_cluster {
+                ex.structural = name_structure(name, self.spec.dns.max_label_entropy);
+            }
+        }
+        let too = [(question.too_fast, Scanner::DnsRate), (question.too_many, Scanner::DnsSpread)];
+        for (_, scanner) in too.into_iter().filter(|(too, _)| *too) {
+            ex.structural.push(Structural { scanner, surface: Surface::Dns, path: String::new() });
+        }
+        let head = RequestHead {
+            method: question.kind.to_owned(),
+            scheme: "dns".to_owned(),
+            host: name.to_owned(),
+            port: 53,
+            ..RequestHead::default()
+        };
+        let (reach, unreachable) = match question.peer {
+            Some(peer) => reach::of_peer(&self.spec, name, peer, None),
+            None => (Reach::Unknown, String::new()),
+        };
+        let frame = Frame {
+            egress_allowed: listed != Listed::No,
+            resolve: true,
+            reach,
+            unreachable,
+            ..Frame::new(Direction::Request, &head, now)
         };
         self.judge(&frame, &ex).0
     }
 
     /// Decides on a whole request body (decoded).
     pub fn request_body(&self, head: &RequestHead, body: &[u8], now: Timestamp) -> BodyVerdict {
-        let frame = Frame {
-            direction: Direction::Request,
-            head,
-            status: 0,
-            egress_allowed: true,
-            egress_listed: false,
-            tunnel: false,
-            now,
-        };
+        let frame = Frame::new(Direction::Request, head, now);
         self.body(&frame, Surface::RequestBody, body)
     }
 
@@ -260,15 +322,7 @@ impl Engine {
     }
 
     fn response_frame<'a>(head: &'a RequestHead, response: &ResponseHead, now: Timestamp) -> Frame<'a> {
-        Frame {
-            direction: Direction::Response,
-            head,
-            status: response.status,
-            egress_allowed: true,
-            egress_listed: false,
-            tunnel: false,
-            now,
-        }
+        Frame { status: response.status, ..Frame::new(Direction::Response, head, now) }
     }
 
     /// Opens a scanner for a response that is forwarded while it arrives. `answers` is what the request's
@@ -288,6 +342,8 @@ impl Engine {
         let mut ex = Extracted::default();
         if surface == Surface::Url {
             ex.structural.extend(url_structure(text));
+        } else if surface == Surface::Dns {
+            ex.structural = name_structure(text, self.spec.dns.max_label_entropy);
         }
         ex.segments.push(Segment {
             surface,
@@ -405,6 +461,8 @@ impl Engine {
             egress_allowed: frame.egress_allowed,
             egress_listed: frame.egress_listed,
             tunnel: frame.tunnel,
+            resolve: frame.resolve,
+            reach: frame.reach,
             exceptions: &exceptions,
         };
         let outcome = self.policies.decide(&ask, &found);
@@ -435,6 +493,13 @@ impl Engine {
             return String::new();
         }
         match code {
+            Some(Code::EgressDenied) if frame.resolve => {
+                return format!(
+                    "{} is not allowed by spec.egress.rules or spec.dns.allow of the AgentPolicy",
+                    frame.head.host
+                );
+            }
+            Some(Code::DestinationNotBound | Code::DestinationDenied) => return frame.unreachable.clone(),
             Some(Code::EgressDenied) => {
                 return format!(
                     "{} {}:{} is not allowed by spec.egress of the AgentPolicy",
@@ -520,5 +585,5 @@ fn scan_frame(head: &RequestHead, surface: Surface, now: Timestamp) -> Frame<'_>
         Surface::ToolResult | Surface::McpResponse | Surface::ResponseBody => Direction::Response,
         _ => Direction::Request,
     };
-    Frame { direction, head, status: 0, egress_allowed: true, egress_listed: false, tunnel: false, now }
+    Frame::new(direction, head, now)
 }

@@ -21,7 +21,7 @@ mod value;
 pub use body::stream::StreamScanner;
 pub use engine::{Engine, LoadError};
 pub use finding::{Category, Finding, Severity, Surface};
-pub use message::{RequestHead, ResponseHead};
+pub use message::{Destination, NameQuestion, Peer, RequestHead, ResponseHead};
 pub use verdict::{
     BodyVerdict, Code, Cut, Decision, Protocol, Reason, StreamStep, TransportFailure, Verdict, error_body,
 };

@@ -49,6 +49,10 @@ pub enum Code {
     Held,
     /// The destination is not allowed.
     EgressDenied,
+    /// The address that the connection goes to is not one of the host that the request names.
+    DestinationNotBound,
+    /// The address is one that no call may go to: metadata, link-local, loopback, private.
+    DestinationDenied,
     /// The URL is malformed or longer than any honest one.
     BadUrl,
     /// A tunnel (CONNECT, upgrade) whose bytes could not be inspected.
@@ -77,10 +81,12 @@ pub enum Code {
 
 impl Code {
     /// Every code, in the order of their declaration.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::PolicyDenied,
         Self::Held,
         Self::EgressDenied,
+        Self::DestinationNotBound,
+        Self::DestinationDenied,
         Self::BadUrl,
         Self::TunnelDenied,
         Self::BodyTooLarge,
@@ -101,6 +107,8 @@ impl Code {
             Self::PolicyDenied => "policy_denied",
             Self::Held => "held",
             Self::EgressDenied => "egress_denied",
+            Self::DestinationNotBound => "destination_not_bound",
+            Self::DestinationDenied => "destination_denied",
             Self::BadUrl => "bad_url",
             Self::TunnelDenied => "tunnel_denied",
             Self::BodyTooLarge => "body_too_large",
@@ -119,7 +127,13 @@ impl Code {
     /// The HTTP status a refused client gets.
     pub const fn http_status(self) -> u16 {
         match self {
-            Self::PolicyDenied | Self::Held | Self::EgressDenied | Self::TunnelDenied | Self::Killed => 403,
+            Self::PolicyDenied
+            | Self::Held
+            | Self::EgressDenied
+            | Self::DestinationNotBound
+            | Self::DestinationDenied
+            | Self::TunnelDenied
+            | Self::Killed => 403,
             Self::BadUrl => 400,
             Self::BodyTooLarge => 413,
             Self::BadEncoding => 415,

@@ -38,6 +38,7 @@ fn head() -> RequestHead {
         port: 80,
         path: "/v1/chat".into(),
         headers: vec![],
+        ..RequestHead::default()
     }
 }
 

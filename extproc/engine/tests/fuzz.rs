@@ -382,6 +382,7 @@ fn heads() {
             port: input.len() as u16,
             path: path.into(),
             headers: headers.map(|(n, v)| (n.to_ascii_lowercase(), v.to_owned())).collect(),
+            ..RequestHead::default()
         };
         let response = ResponseHead { status: input.len() as u16, headers: head.headers.clone() };
         for v in [ENGINES[0].request_head(&head, NOW), ENGINES[0].response_head(&head, &response, NOW)] {

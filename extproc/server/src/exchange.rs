@@ -14,17 +14,18 @@ mod bodies;
 mod ending;
 mod step;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use sallyport_api::Mode;
-use sallyport_engine::{ResponseHead, TransportFailure};
+use sallyport_engine::{Destination, ResponseHead, TransportFailure};
 use sallyport_proto::ext_proc::{HttpBody, HttpHeaders, HttpTrailers, Message, ProcessingRequest};
 
 use crate::budget::Held;
 use crate::coding::Coding;
-use crate::head;
+use crate::head::{self, Head};
 use crate::observer::Direction;
 use crate::reply::{self, Send};
 use crate::tally::{Subject, Tally};
@@ -32,7 +33,7 @@ use crate::tally::{Subject, Tally};
 use ending::unenforceable;
 pub(crate) use step::INLINE_SCAN_BYTES;
 use step::Side;
-pub use step::{Context, Note, Outcome, Settled, Step, Work};
+pub use step::{Context, Lookup, Note, Outcome, Settled, Step, Work};
 
 /// One HTTP exchange.
 #[allow(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
@@ -57,6 +58,12 @@ pub struct Exchange {
     /// When the message that is being worked on came.
     started: Instant,
     first: bool,
+    /// Where the agent made its connection to, if it is captured.
+    original: Option<SocketAddr>,
+    /// A head that waits for what is found out of its destination, and whether a body follows.
+    waiting: Option<(Head, bool)>,
+    /// What Envoy is to dial, until it was told.
+    dial: Option<SocketAddr>,
 }
 
 // === impl Exchange ===
@@ -82,6 +89,9 @@ impl Exchange {
             over: false,
             started: Instant::now(),
             first: true,
+            original: None,
+            waiting: None,
+            dial: None,
             cx,
         }
     }
@@ -102,6 +112,7 @@ impl Exchange {
             if let Some(id) = head::id_attribute(&message) {
                 self.subject.id = Arc::from(id);
             }
+            self.original = head::destination_attribute(&message).filter(|_| self.cx.captured);
             if let Some(fault) = unenforceable(&message).filter(|_| self.enforce) {
                 tracing::error!("can't enforce with this configuration of Envoy's ext_proc filter: {fault}");
                 return self.fail(Direction::Request, TransportFailure::ProtocolError);
@@ -127,7 +138,38 @@ impl Exchange {
             return self
                 .disorder(Direction::Request, reply::headers(Direction::Request, Vec::new(), &[], None));
         }
-        let head = head::request(message.headers, self.cx.upstream.as_ref());
+        let mut head = head::request(message.headers, self.cx.upstream.as_ref());
+        if !self.cx.captured || head.bad.is_some() {
+            return self.request_head(head, message.end_of_stream);
+        }
+        let Some((original, names)) = self.original.zip(self.cx.names.clone()) else {
+            tracing::error!("a captured call without `destination.address`, or without a resolver");
+            return self.fail(Direction::Request, TransportFailure::ProtocolError);
+        };
+        // What is observed goes where it was going. What is enforced goes to the address that was judged, on
+        // the port that was judged.
+        let port = if self.enforce { head.request.port } else { original.port() };
+        self.dial = Some(SocketAddr::new(original.ip(), port));
+        if let Some(destination) = names.look(&head.request.host, original.ip()) {
+            head.request.destination = destination;
+            return self.request_head(head, message.end_of_stream);
+        }
+        let lookup = Lookup { names, host: head.request.host.clone(), address: original.ip() };
+        self.request_side = Side::Resolving;
+        self.waiting = Some((head, message.end_of_stream));
+        Step::Resolve(Box::new(lookup))
+    }
+
+    /// Goes on with a head whose destination was asked for.
+    pub fn resolved(&mut self, destination: Destination) -> Step {
+        let Some((mut head, end_of_stream)) = self.waiting.take() else {
+            return self.fail(Direction::Request, TransportFailure::Internal);
+        };
+        head.request.destination = destination;
+        self.request_head(head, end_of_stream)
+    }
+
+    fn request_head(&mut self, head: Head, end_of_stream: bool) -> Step {
         if !head.id.is_empty() {
             self.subject.id = Arc::from(head.id);
         }
@@ -151,7 +193,7 @@ impl Exchange {
 
         // A length that is announced is judged before a byte of it is awaited.
         let mut held = Held::none(&self.cx.budget);
-        let body = !message.end_of_stream && !tunnel && request.method != "CONNECT";
+        let body = !end_of_stream && !tunnel && request.method != "CONNECT";
         let length = head::content_length(&request.headers).unwrap_or(0);
         let mut lost = None;
         if body && length > self.cap as u64 {

@@ -1,5 +1,7 @@
 //! Envoy's header messages, read into the engine's terms.
 
+use std::net::SocketAddr;
+
 use sallyport_engine::{RequestHead, ResponseHead, TransportFailure, Verdict};
 use sallyport_proto::ext_proc::{HeaderMap, ProcessingRequest};
 
@@ -143,9 +145,19 @@ pub(crate) fn response(map: Option<HeaderMap>) -> ResponseHead {
 
 /// Envoy's own id of the request, which it sends as an attribute where the listener asks for it.
 pub(crate) fn id_attribute(message: &ProcessingRequest) -> Option<&str> {
+    attribute(message, "request.id")
+}
+
+/// Where a captured connection was made to.
+pub(crate) fn destination_attribute(message: &ProcessingRequest) -> Option<SocketAddr> {
+    let address: SocketAddr = attribute(message, "destination.address")?.parse().ok()?;
+    Some(SocketAddr::new(address.ip().to_canonical(), address.port()))
+}
+
+fn attribute<'a>(message: &'a ProcessingRequest, name: &str) -> Option<&'a str> {
     use prost_types::value::Kind;
-    message.attributes.values().find_map(|s| match s.fields.get("request.id")?.kind.as_ref()? {
-        Kind::StringValue(id) => Some(id.as_str()),
+    message.attributes.values().find_map(|s| match s.fields.get(name)?.kind.as_ref()? {
+        Kind::StringValue(value) => Some(value.as_str()),
         _ => None,
     })
 }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use sallyport_api::AgentPolicySpec;
+use sallyport_api::{AgentPolicySpec, Listed};
 use sallyport_engine::{
-    BodyVerdict, Engine, Protocol, RequestHead, ResponseHead, StreamScanner, StreamStep, TransportFailure,
-    Verdict,
+    BodyVerdict, Engine, NameQuestion, Protocol, RequestHead, ResponseHead, StreamScanner, StreamStep,
+    TransportFailure, Verdict,
 };
 
 use crate::budget::Held;
@@ -35,6 +35,15 @@ pub trait Judge: Send + Sync + 'static {
     ) -> BodyVerdict;
     /// See [`Engine::warm`].
     fn warm(&self) {}
+    /// See [`Engine::names`].
+    fn names(&self, name: &str) -> Listed {
+        self.spec().names(name)
+    }
+    /// See [`Engine::name`]. Who can't say refuses.
+    fn name(&self, question: &NameQuestion<'_>, now: Timestamp) -> Verdict {
+        let _ = (question, now);
+        Verdict::no_bundle()
+    }
     /// See [`Engine::response_stream`].
     fn response_stream(
         self: Arc<Self>,
@@ -59,6 +68,10 @@ impl Judge for Engine {
 
     fn warm(&self) {
         Engine::warm(self);
+    }
+
+    fn name(&self, question: &NameQuestion<'_>, now: Timestamp) -> Verdict {
+        Engine::name(self, question, now)
     }
 
     fn request_head(&self, head: &RequestHead, now: Timestamp) -> Verdict {

@@ -11,6 +11,8 @@
 //!   a longer body without a length, read while its headers wait for our answer, otherwise fills Envoy's
 //!   buffer before the body is asked for, and the request hangs there until `stream_idle_timeout`.
 //! * `metadata_options.receiving_namespaces.untyped: [sallyport]`, for the access log.
+//! * Where connections are captured, gRPC initial metadata [`CAPTURED_METADATA`], the request attribute
+//!   `destination.address`, and a cluster that dials what our metadata names (`sallyport`, `destination`).
 //! * Where the listener stands for one upstream, gRPC initial metadata [`UPSTREAM_METADATA`].
 //!
 //! In a pod ([`sidecar`]) the policy comes from the operator ([`discovery`]); beside `sallyport up` it is a file.
@@ -19,6 +21,7 @@
 
 pub mod cli;
 pub mod discovery;
+pub mod dns;
 pub mod exchange;
 pub mod metrics;
 pub mod noop;
@@ -40,7 +43,7 @@ mod tally;
 pub use budget::Budget;
 pub use head::Upstream;
 pub use judge::{Judge, Scan};
-pub use observer::{Direction, LogObserver, MessageKind, Observer, Record};
-pub use reply::{DECISION_HEADER, METADATA_NAMESPACE};
-pub use server::{Config, Policy, Server, UPSTREAM_METADATA};
+pub use observer::{Direction, LogObserver, MessageKind, NameRecord, NameSource, Observer, Record};
+pub use reply::{DECISION_HEADER, DESTINATION, METADATA_NAMESPACE};
+pub use server::{CAPTURED_METADATA, Config, Policy, Server, UPSTREAM_METADATA};
 pub use stop::{Stop, Why};

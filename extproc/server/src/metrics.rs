@@ -9,9 +9,9 @@ use prometheus::{
     Encoder as _, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
     Opts, Registry, TextEncoder,
 };
-use sallyport_engine::{Category, Code, Decision};
+use sallyport_engine::{Category, Code, Decision, Verdict};
 
-use crate::observer::{Direction, LogObserver, MessageKind, Observer, Record};
+use crate::observer::{Direction, LogObserver, MessageKind, NameRecord, NameSource, Observer, Record, code};
 
 /// The names of all metrics.
 pub mod name {
@@ -47,6 +47,10 @@ pub mod name {
     pub const CONNECTED: &str = "sallyport_discovery_connected";
     /// Answers to bundles, by outcome (`ack`, `nack`).
     pub const BUNDLES: &str = "sallyport_discovery_bundles_total";
+    /// Names that were asked of the resolver, by decision, reason and where the answer came from.
+    pub const NAMES: &str = "sallyport_names_total";
+    /// Addresses that are bound to names.
+    pub const BINDINGS: &str = "sallyport_bound_addresses";
     /// Always 1: the version that runs.
     pub const BUILD_INFO: &str = "sallyport_extproc_build_info";
     /// 1 where Envoy's own metrics could be read for this page.
@@ -72,6 +76,8 @@ pub fn names() -> Vec<&'static str> {
         name::CAPTURE_MISSING,
         name::CONNECTED,
         name::BUNDLES,
+        name::NAMES,
+        name::BINDINGS,
         name::BUILD_INFO,
         name::ENVOY_UP,
     ]
@@ -127,6 +133,9 @@ pub struct Metrics {
     decisions: Vec<IntCounter>,
     /// By category and decision.
     findings: Vec<IntCounter>,
+    names: IntCounterVec,
+    /// Addresses that are bound to names; set before the page is written.
+    pub bindings: IntGauge,
     answers: Vec<Histogram>,
     bytes: Vec<IntCounter>,
     streams: IntGauge,
@@ -201,6 +210,12 @@ impl Metrics {
             .iter()
             .flat_map(|c| DECISIONS.map(|d| vec.with_label_values(&[c.as_str(), d.as_str()])))
             .collect();
+        let names = counters(
+            name::NAMES,
+            "Names that were asked of the resolver",
+            &["decision", "reason", "source", "enforced"],
+        )?;
+        names.with_label_values(&["allow", NO_REASON, NameSource::Cache.as_str(), "true"]);
         let opts = HistogramOpts::new(name::ANSWER_MICROS, "Microseconds from a message to its answer");
         let vec = HistogramVec::new(opts.buckets(MICROS.to_vec()), &["message"])?;
         registry.register(Box::new(vec.clone()))?;
@@ -215,6 +230,8 @@ impl Metrics {
         Ok(Self {
             decisions,
             findings,
+            names,
+            bindings: gauge(name::BINDINGS, "Addresses that are bound to names")?,
             answers,
             bytes,
             scan_timeouts,
@@ -253,6 +270,17 @@ impl Metrics {
         let mut page = Vec::with_capacity(32 << 10);
         TextEncoder::new().encode(&self.registry.gather(), &mut page)?;
         Ok(page)
+    }
+
+    fn found(&self, verdict: &Verdict) {
+        for finding in &verdict.findings {
+            let place = index(&CATEGORIES, finding.category).zip(index(&DECISIONS, finding.decision));
+            if let Some((category, decision)) = place
+                && let Some(counter) = self.findings.get(category * DECISIONS.len() + decision)
+            {
+                counter.inc();
+            }
+        }
     }
 
     fn decision(&self, record: &Record<'_>) -> Option<&IntCounter> {
@@ -307,15 +335,17 @@ impl Observer for MetricsObserver {
         if let Some(counter) = index(&DIRECTIONS, record.direction).and_then(|i| metrics.bytes.get(i)) {
             counter.inc_by(record.bytes);
         }
-        for finding in &record.verdict.findings {
-            let place = index(&CATEGORIES, finding.category).zip(index(&DECISIONS, finding.decision));
-            if let Some((category, decision)) = place
-                && let Some(counter) = metrics.findings.get(category * DECISIONS.len() + decision)
-            {
-                counter.inc();
-            }
-        }
+        metrics.found(record.verdict);
         self.log.record(record);
+    }
+
+    fn resolved(&self, record: &NameRecord<'_>) {
+        let reason = code(record.verdict).map_or(NO_REASON, Code::as_str);
+        let enforced = if record.enforced { "true" } else { "false" };
+        let labels = [record.verdict.decision.as_str(), reason, record.source.as_str(), enforced];
+        self.metrics.names.with_label_values(&labels).inc();
+        self.metrics.found(record.verdict);
+        self.log.resolved(record);
     }
 
     fn answered(&self, kind: MessageKind, took: Duration) {
@@ -337,7 +367,7 @@ impl Observer for MetricsObserver {
 mod tests {
     use std::sync::Arc;
 
-    use sallyport_engine::{Protocol, Verdict};
+    use sallyport_engine::Protocol;
 
     use super::*;
 

@@ -99,6 +99,49 @@ pub(crate) fn policies(verdict: &Verdict) -> Vec<&str> {
     policies
 }
 
+/// Where the answer to a question for a name came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameSource {
+    /// Nobody was asked: the question was refused.
+    None,
+    /// An answer of before.
+    Cache,
+    /// A nameserver of the pod.
+    Nameserver,
+    /// The nameservers were asked, and gave no answer.
+    Failed,
+}
+
+impl NameSource {
+    /// Every source, in the order of their declaration.
+    pub const ALL: [Self; 4] = [Self::None, Self::Cache, Self::Nameserver, Self::Failed];
+
+    /// The source's name in logs and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Cache => "cache",
+            Self::Nameserver => "nameserver",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// A name that was asked of the resolver, and what became of it.
+#[derive(Clone, Copy, Debug)]
+pub struct NameRecord<'a> {
+    /// The name, in lower case.
+    pub name: &'a str,
+    /// The record type.
+    pub kind: &'a str,
+    /// The decision with everything behind it, of the question and the addresses in its answer together.
+    pub verdict: &'a Verdict,
+    /// Whether the decision was carried out (`Enforce`) or only noted (`Observe`).
+    pub enforced: bool,
+    /// Where the answer came from.
+    pub source: NameSource,
+}
+
 /// Told of every message that was decided.
 ///
 /// Called before the answer leaves, on the thread that answers Envoy: return at once. (In Observe also
@@ -107,6 +150,11 @@ pub(crate) fn policies(verdict: &Verdict) -> Vec<&str> {
 pub trait Observer: Send + Sync + 'static {
     /// Takes note of one message.
     fn record(&self, record: &Record<'_>);
+
+    /// Takes note of a name that was asked of the resolver.
+    fn resolved(&self, record: &NameRecord<'_>) {
+        let _ = record;
+    }
 
     /// A message of Envoy's was answered.
     fn answered(&self, kind: MessageKind, took: Duration) {
@@ -206,6 +254,30 @@ impl Observer for LogObserver {
             Decision::Allow if record.complete => line!(debug),
             // An exchange that ended before its verdict.
             Decision::Allow => line!(info),
+        }
+    }
+
+    fn resolved(&self, record: &NameRecord<'_>) {
+        let code = code(record.verdict).map_or("", Code::as_str);
+        macro_rules! line {
+            ($level:ident) => {
+                tracing::$level!(
+                    target: "sallyport::name",
+                    name = record.name,
+                    kind = record.kind,
+                    decision = record.verdict.decision.as_str(),
+                    enforced = record.enforced,
+                    code,
+                    rules = rules(record.verdict).join(","),
+                    policies = policies(record.verdict).join(","),
+                    source = record.source.as_str(),
+                )
+            };
+        }
+        match record.verdict.decision {
+            Decision::Hold | Decision::Block => line!(warn),
+            Decision::Flag | Decision::Redact => line!(info),
+            Decision::Allow => line!(debug),
         }
     }
 }

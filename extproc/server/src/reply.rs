@@ -1,5 +1,7 @@
 //! Answers to Envoy.
 
+use std::net::SocketAddr;
+
 use bytes::Bytes;
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
@@ -14,6 +16,8 @@ use crate::observer::{self, Direction};
 
 /// The namespace of our dynamic metadata, for the access log: `%DYNAMIC_METADATA(sallyport:code)%`.
 pub const METADATA_NAMESPACE: &str = "sallyport";
+/// The address that a captured call goes to, in our metadata: Envoy's cluster reads it there.
+pub const DESTINATION: &str = "destination";
 /// The header on every refusal.
 pub const DECISION_HEADER: &str = "x-sallyport-decision";
 
@@ -194,6 +198,20 @@ pub(crate) fn refuse(
         response: Some(Reply::ImmediateResponse(response)),
         dynamic_metadata: metadata(verdict, true),
         ..ProcessingResponse::default()
+    }
+}
+
+/// Tells Envoy which address to dial, whatever the request or the connection says.
+pub(crate) fn dial(response: &mut ProcessingResponse, address: SocketAddr) {
+    let ours = response.dynamic_metadata.get_or_insert_default();
+    let ours = ours.fields.entry(METADATA_NAMESPACE.to_owned()).or_default();
+    let address = Value { kind: Some(Kind::StringValue(address.to_string())) };
+    match &mut ours.kind {
+        Some(Kind::StructValue(fields)) => drop(fields.fields.insert(DESTINATION.to_owned(), address)),
+        kind => {
+            let fields = [(DESTINATION.to_owned(), address)].into();
+            *kind = Some(Kind::StructValue(Struct { fields }));
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::budget::Budget;
+use crate::dns::Names;
 use crate::exchange::{Context, Exchange};
 use crate::head::Upstream;
 use crate::judge::Judge;
@@ -23,6 +24,10 @@ use crate::stream::{Answers, JudgeSlot, Phase, answers, turned_away};
 
 /// The stream metadata by which a base-URL listener names its upstream: `https://host[:port]`.
 pub const UPSTREAM_METADATA: &str = "sallyport-upstream";
+
+/// The stream metadata by which a listener says that its connections are captured: each has the address to
+/// which the agent made it, and is dialled where we say.
+pub const CAPTURED_METADATA: &str = "sallyport-captured";
 
 /// The largest message that is decoded: the largest body any policy may allow, and room for what is around
 /// it. A longer one ends its stream with an error. Fixed, because policies come and go.
@@ -86,7 +91,8 @@ impl Policy {
         self.0.send_replace(judge);
     }
 
-    fn current(&self) -> Arc<dyn Judge> {
+    /// Who decides for exchanges that begin now.
+    pub fn judge(&self) -> Arc<dyn Judge> {
         Arc::clone(&self.0.borrow())
     }
 }
@@ -115,6 +121,7 @@ pub struct Server {
     budget: Arc<Budget>,
     listener: std::os::unix::net::UnixListener,
     file: SocketFile,
+    names: Option<Arc<Names>>,
 }
 
 // === impl Server ===
@@ -125,7 +132,7 @@ impl Server {
         let (listener, file) = socket::bind(&config.socket)?;
         let budget = Budget::new(config.budget_bytes);
         let stop = Arc::default();
-        Ok(Self { config, policy: Policy::new(judge), observer, stop, budget, listener, file })
+        Ok(Self { config, policy: Policy::new(judge), observer, stop, budget, listener, file, names: None })
     }
 
     /// The switch that blocks every message, whatever the policy says.
@@ -136,6 +143,11 @@ impl Server {
     /// What all exchanges together may hold.
     pub fn budget(&self) -> Arc<Budget> {
         Arc::clone(&self.budget)
+    }
+
+    /// Holds captured calls against these names. Without them every captured call fails.
+    pub fn set_names(&mut self, names: Arc<Names>) {
+        self.names = Some(names);
     }
 
     /// The policy in force, to be swapped.
@@ -155,6 +167,7 @@ impl Server {
             stop: self.stop,
             phase: phase.subscribe(),
             scan_timeout: self.config.scan_timeout,
+            names: self.names,
         };
         let mut draining = phase.subscribe();
         let drained = async move {
@@ -192,6 +205,7 @@ struct Service {
     stop: Arc<Stop>,
     phase: watch::Receiver<Phase>,
     scan_timeout: Duration,
+    names: Option<Arc<Names>>,
 }
 
 #[tonic::async_trait]
@@ -214,8 +228,11 @@ impl ExternalProcessor for Service {
                 Status::invalid_argument(UPSTREAM_METADATA)
             })?),
         };
+        let captured = metadata.get(CAPTURED_METADATA).is_some();
         let context = Context {
-            judge: self.policy.current(),
+            captured,
+            names: self.names.clone(),
+            judge: self.policy.judge(),
             observer: Arc::clone(&self.observer),
             budget: Arc::clone(&self.budget),
             upstream,

@@ -1,7 +1,7 @@
 //! The process in a pod: the filter, what the operator sends it, and Envoy's configuration beside it.
 //!
-//! Three threads: one answers Envoy and the readiness probe and does nothing else; one follows the operator
-//! and puts bundles in force; one serves metrics. What the agent can reach (the filter, the metrics) can't
+//! Four threads: one answers Envoy and the readiness probe and does nothing else; one follows the operator
+//! and puts bundles in force; one resolves names; one serves metrics. What the agent can reach (the filter, the resolver, the metrics) can't
 //! keep the kill switch waiting.
 //!
 //! Not guaranteed: anything before the first bundle but this, that every call is refused.
@@ -16,7 +16,7 @@ mod state;
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use anyhow::{Context as _, Result, bail};
 use tokio::sync::{Mutex, oneshot, watch};
 
 use crate::discovery::{Apply, Client, Target};
+use crate::dns::{Conf, Names, RESOLV_CONF};
 use crate::metrics::{Metrics, MetricsObserver};
 use crate::server::{Config, Server};
 use crate::watchdog;
@@ -32,6 +33,7 @@ use captured::Captured;
 use envoy::Envoy;
 pub use ready::ask as ask_ready;
 use state::State;
+pub(crate) use state::replace;
 
 /// The filter's socket in the run directory; Envoy's configuration names it.
 pub const SOCKET: &str = "extproc.sock";
@@ -53,6 +55,8 @@ pub struct Options {
     pub captured: bool,
     /// Where metrics are served.
     pub metrics_addr: SocketAddr,
+    /// On which port of the loopback names are resolved; none where connections are not captured.
+    pub dns_port: Option<u16>,
     /// How the filter runs; its socket is in `run_dir`.
     pub config: Config,
     /// Abort when no call could be answered for so long.
@@ -71,7 +75,8 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()> + Send) ->
     config.socket = options.run_dir.join(SOCKET);
     let socket = config.socket.display().to_string();
     let observer = Arc::new(MetricsObserver::new(Arc::clone(&metrics)));
-    let server = Server::bind(config, Arc::new(refusing::Refusing::default()), observer)
+    let resolver_observer = Arc::clone(&observer) as Arc<dyn crate::Observer>;
+    let mut server = Server::bind(config, Arc::new(refusing::Refusing::default()), observer)
         .with_context(|| format!("{socket}: can't listen"))?;
     let envoy = Envoy::new(&options.run_dir);
     let state = State::new(&options.state_dir);
@@ -80,9 +85,32 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()> + Send) ->
     let ready = ready::ReadySocket::bind(&options.run_dir).context("the readiness socket")?;
     tracing::info!(socket, metrics = %options.metrics_addr, "listening");
 
+    let mut names = None;
+    let mut names_ended = None;
+    if let Some(port) = options.dns_port {
+        let conf = Conf::of_pod(&options.state_dir, Path::new(RESOLV_CONF))
+            .with_context(|| format!("{RESOLV_CONF}: the pod's nameservers"))?;
+        let (policy, stop, dir) = (server.policy(), server.stop(), options.state_dir.clone());
+        let (resolver, ended) = on_its_own("names", move |runtime| {
+            let names = Names::new(conf, &dir, policy, stop, resolver_observer, runtime);
+            (Arc::clone(&names), names.serve(port))
+        })?;
+        server.set_names(Arc::clone(&resolver));
+        names = Some(resolver);
+        names_ended = Some(ended);
+    }
+    let names_ended = async {
+        if let Some(ended) = names_ended {
+            let _ = ended.await;
+        } else {
+            std::future::pending::<()>().await;
+        }
+    };
+
     let (looking, mut captured) = watch::channel(Captured::at_start(options.captured));
     let pages = Arc::new(http::Pages {
         captured: captured.clone(),
+        names,
         metrics: Arc::clone(&metrics),
         budget: server.budget(),
         heart,
@@ -111,6 +139,7 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()> + Send) ->
         fault = tokio::select! {
             () = shutdown => None,
             _ = metrics_ended => Some("the thread that serves metrics"),
+            () = names_ended => Some("the thread that resolves names"),
             _ = discovery_ended => Some("the thread that follows the operator"),
             _ = ready => Some("the task that answers readiness probes"),
             _ = looking => Some("the task that looks for the capture rules"),
@@ -131,12 +160,21 @@ fn aside(
     name: &'static str,
     work: impl Future<Output = ()> + Send + 'static,
 ) -> Result<oneshot::Receiver<()>> {
+    on_its_own(name, |_| ((), work)).map(|((), ended)| ended)
+}
+
+/// The same of work that is made with a handle of the thread's runtime.
+fn on_its_own<T, F: Future<Output = ()> + Send + 'static>(
+    name: &'static str,
+    make: impl FnOnce(tokio::runtime::Handle) -> (T, F),
+) -> Result<(T, oneshot::Receiver<()>)> {
     let (alive, ended) = oneshot::channel();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS)
         .build()
         .with_context(|| format!("can't start the runtime for {name}"))?;
+    let (made, work) = make(runtime.handle().clone());
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(move || {
@@ -145,5 +183,5 @@ fn aside(
             runtime.block_on(work);
         })
         .with_context(|| format!("can't start the thread for {name}"))?;
-    Ok(ended)
+    Ok((made, ended))
 }

@@ -159,6 +159,18 @@ where
                     return Some(Turn::Answer(answer));
                 }
                 Step::Wait => return None,
+                Step::Resolve(lookup) => {
+                    let found = tokio::select! {
+                        biased;
+                        () = halting(&mut self.phase) => return Some(self.halt()),
+                        () = thrown(&mut self.stop) => None,
+                        found = lookup.run(self.scan_timeout) => Some(found),
+                    };
+                    step = match found {
+                        Some(found) => self.exchange.resolved(found),
+                        None => self.exchange.stopped().unwrap_or(Step::Fail(Code::Killed)),
+                    };
+                }
                 Step::Fail(code) => return Some(Turn::Fail(status(code))),
                 Step::Judge(work) => {
                     let outcome = tokio::select! {
@@ -231,6 +243,8 @@ pub(crate) fn status(code: Code) -> Status {
         Code::BadUrl
         | Code::BadEncoding
         | Code::BodyTooLarge
+        | Code::DestinationDenied
+        | Code::DestinationNotBound
         | Code::EgressDenied
         | Code::Held
         | Code::Killed
@@ -358,6 +372,8 @@ mod tests {
             observer: Arc::new(LogObserver),
             budget: Budget::new(1 << 20),
             upstream: None,
+            captured: false,
+            names: None,
             stop: Arc::default(),
         };
         let inbound = stream::iter(script).chain(last);

@@ -1,60 +1,30 @@
 //! The rules by which a pod's connections reach the sidecar, as an nft script.
 //!
-//! What leaves the pod leaves as the sidecar's user; everything else is brought to the transparent listener
-//! (TCP), or dropped and counted. Both families stand in one table, so IPv6 is no way round.
+//! What leaves the pod leaves as the sidecar's user; everything else is brought to the sidecar: names (port 53)
+//! to its resolver, other TCP to the transparent listener. What is left is dropped and counted. Both families
+//! stand in one table, so IPv6 is no way round.
 //!
-//! What this does *not* promise: DNS is not inspected yet. UDP and TCP 53 pass, to the nameservers of the
-//! pod's own `/etc/resolv.conf` only, and a resolver can carry a tunnel. Traffic within the pod (loopback,
-//! the pod's own addresses) and replies to inbound connections are not inspected either.
+//! What this does *not* promise: traffic within the pod (loopback, the pod's own addresses) and replies to
+//! inbound connections are not inspected.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use sallyport_api::Capture;
 use sallyport_api::names::{
-    CHECK_ADDRESSES, CHECK_PORT, METRICS_PORT, PROXY_PORT, SIDECAR_UID, TRANSPARENT_PORT,
+    CHECK_ADDRESSES, CHECK_PORT, DNS_PORT, METRICS_PORT, PROXY_PORT, SIDECAR_UID, TRANSPARENT_PORT,
 };
 
 /// The table of family `inet` that holds the rules.
 pub const TABLE: &str = "sallyport";
-/// The set of IPv4 nameservers, filled in by [`SCRIPT`].
-const NAMESERVERS_4: &str = "nameservers4";
-/// The set of IPv6 nameservers, filled in by [`SCRIPT`].
-const NAMESERVERS_6: &str = "nameservers6";
 
-/// What the capture container runs, by `/bin/sh -c`, with the rules as `$1`. It reads the nameservers, which
-/// only the pod knows, and hands everything to nft as one transaction: there is no moment with half of the
-/// rules, and an error leaves none and fails the pod.
+/// What the capture container runs, by `/bin/sh -c`, with the rules as `$1`. nft takes them as one transaction:
+/// there is no moment with half of the rules, and an error leaves none and fails the pod.
 ///
-/// Written for every shell, and for a read-only root: no here-document, which some shells keep in a file. What
-/// looks like no address is left
-/// out, so a line of `/etc/resolv.conf` can't become a rule.
+/// Written for every shell, and for a read-only root: no here-document, which some shells keep in a file.
 pub const SCRIPT: &str = r#"set -eu
-rules=$1
-while read -r key value rest || [ -n "${key:-}" ]; do
-  [ "${key:-}" = nameserver ] || continue
-  value=${value%%\%*}
-  case $value in
-    ''|*[!0-9a-fA-F:.]*) continue ;;
-    *:*) set=nameservers6 ;;
-    *) set=nameservers4 ;;
-  esac
-  rules="$rules
-add element inet sallyport $set { $value }"
-done < "${RESOLV_CONF:-/etc/resolv.conf}"
-printf '%s\n' "$rules" | nft -f -
+printf '%s\n' "$1" | nft -f -
 "#;
-
-/// The rules with the pod's nameservers, for whoever knows them before the pod runs: one script, to be handed
-/// to nft as it is.
-pub fn nft_script(capture: &Capture, nameservers: &[IpAddr]) -> String {
-    let mut script = nft_rules(capture);
-    for address in nameservers {
-        let set = if address.is_ipv4() { NAMESERVERS_4 } else { NAMESERVERS_6 };
-        let _ = writeln!(script, "add element inet {TABLE} {set} {{ {address} }}");
-    }
-    script
-}
 
 /// Renders the rules. The same policy gives the same script; it may be loaded again over itself.
 pub fn nft_rules(capture: &Capture) -> String {
@@ -62,7 +32,7 @@ pub fn nft_rules(capture: &Capture) -> String {
     let ports: Vec<String> = capture.exclude_ports.iter().map(u16::to_string).collect();
     let ports = ports.join(", ");
     let [check4, check6] = CHECK_ADDRESSES;
-    let own = format!("{TRANSPARENT_PORT}, {PROXY_PORT}, {METRICS_PORT}");
+    let own = format!("{TRANSPARENT_PORT}, {PROXY_PORT}, {METRICS_PORT}, {DNS_PORT}");
     let mut past = String::new(); // past the redirection: what the policy excludes
     let mut pass = String::new(); // out of the pod: the same
     for (network, set) in [(&v4, "ip daddr @excluded4"), (&v6, "ip6 daddr @excluded6")] {
@@ -81,25 +51,21 @@ pub fn nft_rules(capture: &Capture) -> String {
 table inet sallyport
 delete table inet sallyport
 table inet sallyport {{
-{counters}  set {NAMESERVERS_4} {{
-    type ipv4_addr
-  }}
-  set {NAMESERVERS_6} {{
-    type ipv6_addr
-  }}
-{excluded4}{excluded6}
+{counters}{excluded4}{excluded6}
   # TCP goes to the transparent listener, whatever its destination. Loopback is the pod talking to itself.
   chain to_sidecar {{
     type nat hook output priority -100
     policy accept
-    meta l4proto != tcp return
     # The sidecar's check from inside that these rules are there. The agent's connections go where all go.
     meta skuid {SIDECAR_UID} ip daddr {check4} tcp dport {CHECK_PORT} redirect to :{CHECK_PORT}
     meta skuid {SIDECAR_UID} ip6 daddr {check6} tcp dport {CHECK_PORT} redirect to :{CHECK_PORT}
     meta skuid {SIDECAR_UID} return
     oifname \"lo\" return
-    ip daddr @{NAMESERVERS_4} tcp dport 53 return
-    ip6 daddr @{NAMESERVERS_6} tcp dport 53 return
+    # Before what the policy excludes: whichever nameserver is asked, ours answers.
+    meta l4proto {{ tcp, udp }} th dport 53 counter name dns redirect to :{DNS_PORT}
+    meta l4proto != tcp return
+    # Names over TLS would go past our resolver.
+    tcp dport 853 return
 {past}    meta l4proto tcp counter name redirected redirect to :{TRANSPARENT_PORT}
   }}
 
@@ -107,10 +73,11 @@ table inet sallyport {{
     type filter hook output priority 0
     policy drop
     ct status dnat tcp dport {TRANSPARENT_PORT} accept
+    ct status dnat meta l4proto {{ tcp, udp }} th dport {DNS_PORT} accept
     # Before every accept: nobody in the pod reaches the sidecar's ports but by redirection. For the sidecar
     # itself this ends a call to the pod's own address, which would come back for ever.
-    oifname \"lo\" tcp dport {{ {own} }} meta skuid {SIDECAR_UID} counter name self_loop drop
-    oifname \"lo\" tcp dport {{ {own} }} counter name sidecar_ports drop
+    oifname \"lo\" meta l4proto {{ tcp, udp }} th dport {{ {own} }} meta skuid {SIDECAR_UID} counter name self_loop drop
+    oifname \"lo\" meta l4proto {{ tcp, udp }} th dport {{ {own} }} counter name sidecar_ports drop
     oifname \"lo\" accept
     meta skuid {SIDECAR_UID} accept
     # Replies to inbound connections, and the last packets of sockets that nobody owns any more. No flow of
@@ -121,9 +88,7 @@ table inet sallyport {{
     # Without neighbour discovery there is no IPv6. Only the kernel can send these without NET_RAW.
     icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit }} accept
     icmpv6 type {{ mld-listener-report, mld-listener-done, mld2-listener-report }} accept
-    ip daddr @{NAMESERVERS_4} meta l4proto {{ tcp, udp }} th dport 53 counter name dns accept
-    ip6 daddr @{NAMESERVERS_6} meta l4proto {{ tcp, udp }} th dport 53 counter name dns accept
-{pass}    udp dport 53 counter name dropped_dns drop
+{pass}    meta l4proto {{ tcp, udp }} th dport {{ 53, 853 }} counter name dropped_dns drop
     udp dport {{ 80, 443 }} counter name dropped_quic drop
     meta l4proto udp counter name dropped_udp drop
     meta l4proto tcp counter name dropped_tcp drop
@@ -135,7 +100,7 @@ table inet sallyport {{
   chain arriving {{
     type filter hook input priority 0
     policy accept
-    iifname != \"lo\" tcp dport {{ {TRANSPARENT_PORT}, {PROXY_PORT} }} counter name inbound_to_sidecar drop
+    iifname != \"lo\" meta l4proto {{ tcp, udp }} th dport {{ {TRANSPARENT_PORT}, {PROXY_PORT}, {DNS_PORT} }} counter name inbound_to_sidecar drop
   }}
 }}
 ",

@@ -1,5 +1,6 @@
 //! Clusters: the filter's process, upstreams by name, upstreams fixed by a base URL.
 
+use sallyport_api::{AgentPolicySpec, DefaultAction, Listed, Mode};
 use serde_json::{Value, json};
 
 use crate::http::upstream_http;
@@ -10,6 +11,9 @@ use crate::{extension, path};
 pub(crate) const EXTPROC: &str = "extproc";
 /// Name of the cluster that takes its address from the request.
 pub(crate) const BY_NAME: &str = "by_name";
+
+/// Name of the cluster that dials the address which the filter's process names.
+pub(crate) const BY_ADDRESS: &str = "by_address";
 
 /// Name of a base URL's listener and cluster.
 pub(crate) fn base_url_name(base: &BaseUrl) -> String {
@@ -38,20 +42,11 @@ pub(crate) fn extproc(settings: &Settings, buffer: u32) -> Value {
 }
 
 /// Upstreams that the explicit proxy's clients name in their requests.
-pub(crate) fn by_name(settings: &Settings, buffer: u32) -> Value {
+pub(crate) fn by_name(spec: &AgentPolicySpec, settings: &Settings, buffer: u32) -> Value {
     let mut http = upstream_http(None, buffer);
     // Envoy refuses this kind of cluster without them, so that adding TLS can't be done unsafely.
     http["upstream_http_protocol_options"] = json!({"auto_sni": true, "auto_san_validation": true});
-    // Judged on the resolved address, before connecting: whatever name a client gives, a call that would
-    // come back to one of our own listeners would go round until the connections run out.
-    http["http_filters"] = json!([
-        own_listeners_guard(settings),
-        extension(
-            "envoy.filters.http.upstream_codec",
-            "envoy.extensions.filters.http.upstream_codec.v3.UpstreamCodec",
-            json!({}),
-        ),
-    ]);
+    http["http_filters"] = guards(spec, settings).into();
     json!({
         "name": BY_NAME,
         "connect_timeout": "5s",
@@ -65,6 +60,35 @@ pub(crate) fn by_name(settings: &Settings, buffer: u32) -> Value {
         "typed_extension_protocol_options": protocol_options(http),
         "circuit_breakers": breakers(settings),
     })
+}
+
+/// Upstreams of captured calls. The address is in the metadata of the filter's answer. Where the filter gave none,
+/// because it is down and `failurePolicy` is `Open`, it is the one that the agent connected to.
+pub(crate) fn by_address(settings: &Settings, buffer: u32) -> Value {
+    json!({
+        "name": BY_ADDRESS,
+        "type": "ORIGINAL_DST",
+        "connect_timeout": "5s",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "original_dst_lb_config": {
+            "metadata_key": {"key": "sallyport", "path": [{"key": "destination"}]},
+        },
+        "per_connection_buffer_limit_bytes": buffer,
+        "typed_extension_protocol_options": protocol_options(upstream_http(None, buffer)),
+        "circuit_breakers": breakers(settings),
+    })
+}
+
+/// What is refused on the address itself, before connecting and whatever name leads there.
+pub(crate) fn guards(spec: &AgentPolicySpec, settings: &Settings) -> Vec<Value> {
+    vec![
+        address_guard(spec, settings),
+        extension(
+            "envoy.filters.http.upstream_codec",
+            "envoy.extensions.filters.http.upstream_codec.v3.UpstreamCodec",
+            json!({}),
+        ),
+    ]
 }
 
 /// The upstream of a base URL.
@@ -135,7 +159,7 @@ fn resolver() -> Value {
     )
 }
 
-fn own_listeners_guard(settings: &Settings) -> Value {
+fn address_guard(spec: &AgentPolicySpec, settings: &Settings) -> Value {
     let listeners = settings.proxy.iter().map(|p| p.port).chain(settings.base_urls.iter().map(|b| b.port));
     let ports = listeners.chain(settings.own_ports.iter().copied());
     let mut rules = Vec::new();
@@ -151,25 +175,57 @@ fn own_listeners_guard(settings: &Settings) -> Value {
         let bits = if proxy.address.is_ipv4() { 32 } else { 128 };
         rules.push(own_listener(&proxy.address.to_string(), bits, proxy.port));
     }
+    let policy = |rules: Vec<Value>| json!({"permissions": [{"or_rules": {"rules": rules}}], "principals": [{"any": true}]});
+    // A call that would come back to one of our own listeners would go round until the connections run out.
+    let mut policies = json!({"own_listeners": policy(rules)});
+    // What only observes refuses nothing.
+    if spec.mode == Mode::Enforce {
+        policies["never"] = policy(never(spec));
+    }
     extension(
         "envoy.filters.http.upstream_rbac",
         "envoy.extensions.filters.http.rbac.v3.RBAC",
-        json!({"rules": {"action": "DENY", "policies": {"own_listeners": {
-            "permissions": [{"or_rules": {"rules": rules}}],
-            "principals": [{"any": true}],
-        }}}}),
+        json!({"rules": {"action": "DENY", "policies": policies}}),
     )
 }
 
+/// Networks that no call may go to. Private ones are the filter's business, which knows the names.
+fn never(spec: &AgentPolicySpec) -> Vec<Value> {
+    let mut networks = vec![
+        // This machine, by the addresses that mean none; multicast and broadcast.
+        ("0.0.0.0", 8),
+        ("::", 128),
+        ("224.0.0.0", 3),
+        ("ff00::", 8),
+    ];
+    // On a laptop servers of one's own are called, where the policy names them.
+    let loopback = ["127.0.0.1", "localhost", "[::1]"];
+    if loopback.iter().all(|host| spec.egress.may_allow(host) == Listed::No) {
+        networks.extend([("127.0.0.0", 8), ("::1", 128), ("::ffff:127.0.0.0", 104)]);
+    }
+    let platform = &spec.egress.platform;
+    if platform.metadata == DefaultAction::Deny && platform.pod_identity == DefaultAction::Deny {
+        networks.extend([("169.254.0.0", 16), ("fd00:ec2::254", 128), ("fd00:ec2::23", 128)]);
+    }
+    networks.push(("fe80::", 10));
+    networks.into_iter().map(|(address, bits)| upstream(address, bits, None)).collect()
+}
+
 fn own_listener(address: &str, bits: u8, port: u16) -> Value {
+    upstream(address, bits, Some(port))
+}
+
+/// Addresses, on one port or on every port.
+fn upstream(address: &str, bits: u8, port: Option<u16>) -> Value {
+    let mut matcher = json!({"upstream_ip": {"address_prefix": address, "prefix_len": bits}});
+    if let Some(port) = port {
+        // The end is exclusive.
+        matcher["upstream_port_range"] = json!({"start": port, "end": u32::from(port) + 1});
+    }
     json!({"matcher": extension(
         "envoy.rbac.matchers.upstream_ip_port",
         "envoy.extensions.rbac.matchers.upstream_ip_port.v3.UpstreamIpPortMatcher",
-        json!({
-            "upstream_ip": {"address_prefix": address, "prefix_len": bits},
-            // The end is exclusive.
-            "upstream_port_range": {"start": port, "end": u32::from(port) + 1},
-        }),
+        matcher,
     )})
 }
 

@@ -13,12 +13,20 @@ pub(crate) fn ext_proc(
     settings: &Settings,
     listener: &str,
     upstream: Option<&Upstream>,
+    captured: bool,
 ) -> Value {
     // The filter's process learns by gRPC metadata on which listener a call came in. A client can't write
     // these, unlike headers.
     let mut metadata = vec![json!({"key": "sallyport-listener", "value": listener})];
     if let Some(upstream) = upstream {
         metadata.push(json!({"key": "sallyport-upstream", "value": upstream.url()}));
+    }
+    // Each attribute costs a little per call: these two tie a receipt to a log line and a client.
+    let mut attributes = vec!["request.id", "source.address"];
+    if captured {
+        metadata.push(json!({"key": "sallyport-captured", "value": "true"}));
+        // Where the agent connected to: the host it names must have that address.
+        attributes.push("destination.address");
     }
     let timeout = settings.message_timeout.max(Settings::LEAST_MESSAGE_TIMEOUT);
     extension(
@@ -55,8 +63,7 @@ pub(crate) fn ext_proc(
             "mutation_rules": {"disallow_is_error": true},
             // The verdict, for the access log.
             "metadata_options": {"receiving_namespaces": {"untyped": ["sallyport"]}},
-            // Each attribute costs a little per call: these two tie a receipt to a log line and a client.
-            "request_attributes": ["request.id", "source.address"],
+            "request_attributes": attributes,
         }),
     )
 }

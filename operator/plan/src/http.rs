@@ -17,8 +17,12 @@ pub(crate) struct Manager<'a> {
     pub upstream: Option<&'a Upstream>,
     /// Routes, in order.
     pub routes: Value,
-    /// Filters between ours and the router.
-    pub filters: Vec<Value>,
+    /// The filter that resolves the host that a request names, where nobody else does.
+    pub resolving: Option<Value>,
+    /// The connections are captured: they carry the address that the agent connected to.
+    pub captured: bool,
+    /// Filters towards the upstream, where its cluster has none of its own.
+    pub upstream_filters: Vec<Value>,
     /// Upgrades that are let as far as the filter and the routes.
     pub upgrades: Value,
 }
@@ -36,13 +40,23 @@ pub(crate) fn manager(spec: &AgentPolicySpec, settings: &Settings, buffer: u32, 
             json!({"max_request_bytes": buffer}),
         ));
     }
-    filters.push(ext_proc(spec, settings, m.name, m.upstream));
-    filters.extend(m.filters);
+    filters.push(ext_proc(spec, settings, m.name, m.upstream, m.captured));
+    // A host is resolved once it was let pass: the question alone may carry what must not leave. But a filter
+    // that stops everything behind ours loses the part of a streamed body that we still have when it goes on:
+    // Envoy 1.40 takes the client's end for the end. Observe streams bodies, and refuses no name anyway.
+    match (m.resolving, spec.mode) {
+        (Some(filter), Mode::Observe) => filters.insert(0, filter),
+        (filter, _) => filters.extend(filter),
+    }
+    // No x-envoy-* header towards the upstream or the agent.
+    let mut router = json!({"suppress_envoy_headers": true});
+    if !m.upstream_filters.is_empty() {
+        router["upstream_http_filters"] = m.upstream_filters.into();
+    }
     filters.push(extension(
         "envoy.filters.http.router",
         "envoy.extensions.filters.http.router.v3.Router",
-        // No x-envoy-* header towards the upstream or the agent.
-        json!({"suppress_envoy_headers": true}),
+        router,
     ));
     extension(
         "envoy.filters.network.http_connection_manager",

@@ -31,14 +31,15 @@ pub use size::size;
 
 /// Renders Envoy's bootstrap.
 ///
-/// Only the Listener fields of the policy are read: `mode`, `failurePolicy` and `limits.maxBodyBytes`.
+/// Of the policy are read its Listener fields (`mode`, `failurePolicy`, `limits.maxBodyBytes`, `egress.platform`),
+/// and whether `egress` names the loopback.
 pub fn render(spec: &AgentPolicySpec, settings: &Settings) -> Value {
     let buffer = buffer_limit(spec, settings);
     let mut listeners = Vec::new();
     let mut clusters = vec![cluster::extproc(settings, buffer)];
     if let Some(proxy) = &settings.proxy {
         listeners.push(listener::proxy(spec, settings, proxy, buffer));
-        clusters.push(cluster::by_name(settings, buffer));
+        clusters.push(cluster::by_name(spec, settings, buffer));
     }
     for base in &settings.base_urls {
         listeners.push(listener::base_url(spec, settings, base, buffer));

@@ -7,7 +7,7 @@
 use sallyport_api::AgentPolicySpec;
 use serde_json::{Value, json};
 
-use crate::cluster::{BY_NAME, base_url_name, dns_cache};
+use crate::cluster::{BY_ADDRESS, BY_NAME, base_url_name, dns_cache, guards};
 use crate::extension;
 use crate::http::{Manager, manager};
 use crate::settings::{BaseUrl, ProxyListener, Settings};
@@ -20,25 +20,28 @@ pub(crate) fn proxy(
     buffer: u32,
 ) -> Value {
     const NAME: &str = "proxy";
-    let filter = by_name(spec, settings, NAME, buffer);
+    let filter = dialling(spec, settings, NAME, false, buffer);
     listener(NAME, &proxy.address.to_string(), proxy.port, &filter, buffer)
 }
 
-/// A connection manager that dials whatever host the request names, which is the host that was judged.
-fn by_name(spec: &AgentPolicySpec, settings: &Settings, name: &str, buffer: u32) -> Value {
+/// A connection manager that dials what was judged: the host that the request names, or, where connections are
+/// captured, the address that the filter found to be that host's.
+fn dialling(spec: &AgentPolicySpec, settings: &Settings, name: &str, captured: bool, buffer: u32) -> Value {
     let routes = json!([
         {"match": {"connect_matcher": {}}, "direct_response": {"status": 403}},
         no_upgrade(),
         // `GET https://...` without a tunnel would go on in clear to a host that expects TLS.
         {"match": {"prefix": "/", "headers": [{"name": ":scheme", "string_match": {"exact": "https"}}]},
          "direct_response": {"status": 403}},
-        route(&json!({"cluster": BY_NAME})),
+        route(&json!({"cluster": if captured { BY_ADDRESS } else { BY_NAME }})),
     ]);
-    let forward = extension(
-        "envoy.filters.http.dynamic_forward_proxy",
-        "envoy.extensions.filters.http.dynamic_forward_proxy.v3.FilterConfig",
-        json!({"dns_cache_config": dns_cache()}),
-    );
+    let resolving = || {
+        extension(
+            "envoy.filters.http.dynamic_forward_proxy",
+            "envoy.extensions.filters.http.dynamic_forward_proxy.v3.FilterConfig",
+            json!({"dns_cache_config": dns_cache()}),
+        )
+    };
     manager(
         spec,
         settings,
@@ -47,7 +50,11 @@ fn by_name(spec: &AgentPolicySpec, settings: &Settings, name: &str, buffer: u32)
             name,
             upstream: None,
             routes,
-            filters: vec![forward],
+            // Nothing is resolved where the filter names the address.
+            resolving: (!captured).then(resolving),
+            captured,
+            // The listener's, because what they let through changes with the policy.
+            upstream_filters: if captured { guards(spec, settings) } else { Vec::new() },
             upgrades: json!([{"upgrade_type": "CONNECT"}, {"upgrade_type": "websocket"}]),
         },
     )
@@ -55,9 +62,10 @@ fn by_name(spec: &AgentPolicySpec, settings: &Settings, name: &str, buffer: u32)
 
 /// The listener to which a pod's connections are redirected, for one address family.
 ///
-/// A connection is judged by what its requests say, and dialled by the same: the address that the agent
-/// connected to is not used. So a name that is allowed can't be sent to an address that is not its own, and a
-/// request whose Host lacks the port goes to port 80, wherever the connection was going.
+/// A connection is judged by what its requests say, and goes to the address that the agent connected to, if the
+/// filter finds that it is one of the host's. So a name that is allowed can't be sent to an address that is not its
+/// own, nobody resolves a second time, and a request whose Host lacks the port goes to port 80, wherever the
+/// connection was going.
 pub(crate) fn transparent(
     spec: &AgentPolicySpec,
     settings: &Settings,
@@ -66,7 +74,7 @@ pub(crate) fn transparent(
     port: u16,
     buffer: u32,
 ) -> Value {
-    let filter = by_name(spec, settings, name, buffer);
+    let filter = dialling(spec, settings, name, true, buffer);
     // The first bytes decide between TLS and the rest; who sends none in time is closed, since protocols
     // where the server speaks first can't be inspected.
     json!({
@@ -120,7 +128,9 @@ pub(crate) fn base_url(spec: &AgentPolicySpec, settings: &Settings, base: &BaseU
             name: &name,
             upstream: Some(&base.upstream),
             routes,
-            filters: Vec::new(),
+            resolving: None,
+            captured: false,
+            upstream_filters: Vec::new(),
             upgrades: json!([{"upgrade_type": "websocket"}]),
         },
     );

@@ -6,7 +6,7 @@
 //! Plain HTTP only: on the transparent listener TLS is closed, not tunnelled. A host that egress permits is
 //! reached over http, on the port its name says (80 if it says none).
 
-use sallyport_api::names::{METRICS_PORT, PROXY_PORT, RUN_DIR, TRANSPARENT_PORT};
+use sallyport_api::names::{DNS_PORT, METRICS_PORT, PROXY_PORT, RUN_DIR, TRANSPARENT_PORT};
 use sallyport_api::{AgentPolicySpec, CaptureMode};
 use serde_json::{Value, json};
 
@@ -25,7 +25,11 @@ pub const TRANSPARENT_V6: &str = "transparent_v6";
 pub fn render_sidecar(spec: &AgentPolicySpec) -> Value {
     let settings = settings(spec);
     let buffer = buffer_limit(spec, &settings);
-    let clusters = [cluster::extproc(&settings, buffer), cluster::by_name(&settings, buffer)];
+    let dialled = match spec.capture.mode {
+        CaptureMode::Explicit => cluster::by_name(spec, &settings, buffer),
+        CaptureMode::Cni | CaptureMode::Init => cluster::by_address(&settings, buffer),
+    };
+    let clusters = [cluster::extproc(&settings, buffer), dialled];
     let mut bootstrap = bootstrap(&settings, &[], &clusters);
     bootstrap["dynamic_resources"] = json!({"lds_config": {
         "resource_api_version": "V3",
@@ -50,7 +54,9 @@ fn settings(spec: &AgentPolicySpec) -> Settings {
     let sizing = size(spec);
     let (proxy, own_ports) = match spec.capture.mode {
         CaptureMode::Explicit => (Some(ProxyListener::loopback(PROXY_PORT)), vec![METRICS_PORT]),
-        CaptureMode::Cni | CaptureMode::Init => (None, vec![TRANSPARENT_PORT, PROXY_PORT, METRICS_PORT]),
+        CaptureMode::Cni | CaptureMode::Init => {
+            (None, vec![TRANSPARENT_PORT, PROXY_PORT, METRICS_PORT, DNS_PORT])
+        }
     };
     Settings { proxy, own_ports, message_timeout: sizing.message_timeout, ..Settings::new(RUN_DIR) }
 }

@@ -31,6 +31,36 @@ pub(crate) fn url_structure(url: &str) -> Option<Structural> {
     Some(Structural { scanner, surface: Surface::Url, path: "url".into() })
 }
 
+/// A label longer than this is no word: the longest that clouds make up have 46.
+const LONGEST_LABEL: usize = 50;
+/// Three times the longest name that is seen in practice.
+const LONGEST_NAME: usize = 120;
+/// Shorter labels hold too little to measure.
+const LEAST_MEASURED: usize = 16;
+
+/// What the shape of a name gives away; `most` is `dns.maxLabelEntropy`.
+pub(crate) fn name_structure(name: &str, most: u32) -> Vec<Structural> {
+    let mut found = Vec::new();
+    let mut add = |scanner| found.push(Structural { scanner, surface: Surface::Dns, path: String::new() });
+    let random = |l: &str| l.len() >= LEAST_MEASURED && tenths_of_bits(l) > f64::from(most);
+    if name.split('.').any(random) {
+        add(Scanner::DnsEntropy);
+    }
+    if name.len() > LONGEST_NAME || name.split('.').any(|l| l.len() > LONGEST_LABEL) {
+        add(Scanner::DnsLength);
+    }
+    found
+}
+
+/// Shannon's entropy of a label, in tenths of a bit per character.
+fn tenths_of_bits(label: &str) -> f64 {
+    let mut counts = [0u32; 256];
+    label.bytes().for_each(|b| counts[usize::from(b)] += 1);
+    let length = label.len() as f64;
+    let share = |c: &u32| f64::from(*c) / length;
+    -10. * counts.iter().filter(|c| **c > 0).map(share).map(|p| p * p.log2()).sum::<f64>()
+}
+
 /// A control character before the query, raw or percent-encoded once or twice. In a query a line break
 /// is an ordinary part of a text.
 pub(crate) fn holds_control(path: &str) -> bool {

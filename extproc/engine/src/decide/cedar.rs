@@ -22,6 +22,7 @@ use miette::Diagnostic;
 use sallyport_api::{AgentPolicySpec, OverrideAction};
 
 use super::memo::{Key, Memo, Reads};
+use super::reach::Reach;
 use crate::body::extract::Direction;
 use crate::finding::Finding;
 use crate::message::RequestHead;
@@ -45,6 +46,9 @@ pub(crate) struct Ask<'a> {
     /// A rule of `spec.egress` names the destination.
     pub(crate) egress_listed: bool,
     pub(crate) tunnel: bool,
+    /// A name is asked of the resolver, rather than a message sent.
+    pub(crate) resolve: bool,
+    pub(crate) reach: Reach,
     pub(crate) exceptions: &'a [&'a str],
 }
 
@@ -98,6 +102,7 @@ pub(crate) struct Policies {
     principal: EntityUid,
     request: EntityUid,
     response: EntityUid,
+    resolve: EntityUid,
     reads: Reads,
     memo: Memo<Answer>,
     /// Used in debug builds, where every context is checked against it.
@@ -154,6 +159,7 @@ impl Policies {
             principal: uid("Sallyport::Agent", "local")?,
             request: uid("Sallyport::Action", "request")?,
             response: uid("Sallyport::Action", "response")?,
+            resolve: uid("Sallyport::Action", "resolve")?,
             schema,
         })
     }
@@ -192,7 +198,12 @@ impl Policies {
             if !out.reasons.contains(&reason) {
                 out.reasons.push(reason);
             }
-            if info.decision > out.decision || (info.decision == out.decision && out.code.is_none()) {
+            // A host that is not allowed is the plainer reason than the address it would have led to.
+            let plainer = info.code == Some(Code::EgressDenied)
+                && matches!(out.code, Some(Code::DestinationNotBound | Code::DestinationDenied));
+            if info.decision > out.decision
+                || (info.decision == out.decision && (out.code.is_none() || plainer))
+            {
                 out.decision = info.decision;
                 out.code = info.code;
             }
@@ -205,7 +216,8 @@ impl Policies {
     fn base_key(&self, ask: &Ask<'_>, findings: &[Found<'_>]) -> Key {
         let r = &self.reads;
         let mut key = Key(Vec::with_capacity(64));
-        key.number(i64::from(ask.direction == Direction::Request));
+        key.number(i64::from(ask.direction == Direction::Request) | i64::from(ask.resolve) << 1);
+        key.number(ask.reach as i64);
         let text = |key: &mut Key, name: &str, value: &str| {
             if r.context(name) {
                 key.text(value);
@@ -310,6 +322,7 @@ impl Policies {
         }
         let context = Context::from_pairs(pairs).ok()?;
         let action = match ask.direction {
+            _ if ask.resolve => &self.resolve,
             Direction::Request => &self.request,
             Direction::Response => &self.response,
         };
@@ -358,6 +371,7 @@ fn base_context(ask: &Ask<'_>, findings: &[Found<'_>]) -> Vec<(String, Expr)> {
         ("egress", text(if ask.egress_allowed { "allow" } else { "deny" })),
         ("egressListed", Expr::new_bool(ask.egress_listed)),
         ("tunnel", Expr::new_bool(ask.tunnel)),
+        ("destination", text(ask.reach.as_str())),
         ("rules", set(&mut rules.into_iter())),
         ("categories", set(&mut categories.into_iter())),
         ("score", Expr::new_long(i64::from(score_of(findings)))),
@@ -422,6 +436,8 @@ fn load(name: &'static str, source: &str, schema: &Schema) -> Result<Set, String
         let code = match p.annotation("code") {
             None => None,
             Some("egress_denied") => Some(Code::EgressDenied),
+            Some("destination_not_bound") => Some(Code::DestinationNotBound),
+            Some("destination_denied") => Some(Code::DestinationDenied),
             Some("tunnel_denied") => Some(Code::TunnelDenied),
             Some("bad_url") => Some(Code::BadUrl),
             Some(other) => return Err(format!("{name}: policy `{id}`: @code(\"{other}\") is not known")),

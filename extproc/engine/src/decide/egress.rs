@@ -1,6 +1,6 @@
 //! What `spec.egress` says of a destination. Not a decision: Cedar reads the answer.
 
-use sallyport_api::{DefaultAction, Egress, EgressAction, EgressRule};
+use sallyport_api::{DefaultAction, Egress, EgressAction, EgressRule, host_matches};
 
 use crate::message::RequestHead;
 
@@ -25,16 +25,6 @@ fn matches(rule: &EgressRule, head: &RequestHead) -> bool {
         && (rule.ports.is_empty() || rule.ports.contains(&head.port))
         && (rule.methods.is_empty() || rule.methods.contains(&head.method))
         && (rule.paths.is_empty() || rule.paths.iter().any(|p| path_matches(p, &head.path, rule.action)))
-}
-
-fn host_matches(pattern: &str, host: &str) -> bool {
-    if pattern == "*" {
-        return true;
-    }
-    match pattern.strip_prefix("*.") {
-        Some(suffix) => host.strip_suffix(suffix).is_some_and(|head| head.len() > 1 && head.ends_with('.')),
-        None => pattern == host,
-    }
 }
 
 /// Paths are compared without their query. A path that could mean another one upstream (encoded letters,

@@ -3,3 +3,4 @@
 pub(crate) mod cedar;
 pub(crate) mod egress;
 mod memo;
+pub(crate) mod reach;

@@ -138,6 +138,14 @@ pub enum Scanner {
     HostLabels,
     /// A host name that is made to be taken for another.
     HostLookalike,
+    /// Structural: a label of a name with more entropy than `dns.maxLabelEntropy`.
+    DnsEntropy,
+    /// Structural: a name, or a label of one, longer than people give.
+    DnsLength,
+    /// Structural: names asked faster than an agent needs them.
+    DnsRate,
+    /// Structural: many names below one domain in a minute.
+    DnsSpread,
 }
 
 impl Scanner {
@@ -304,9 +312,10 @@ impl From<RawCase> for TestCase {
 }
 
 /// The packs compiled into this binary, `core` first.
-const SHIPPED: [(&str, &str); 7] = [
+const SHIPPED: [(&str, &str); 8] = [
     ("core", include_str!("../../../../policies/packs/core.yaml")),
     ("secrets", include_str!("../../../../policies/packs/secrets.yaml")),
+    ("dns", include_str!("../../../../policies/packs/dns.yaml")),
     ("prompt-injection", include_str!("../../../../policies/packs/prompt-injection.yaml")),
     ("destructive", include_str!("../../../../policies/packs/destructive.yaml")),
     ("pii", include_str!("../../../../policies/packs/pii.yaml")),
@@ -475,8 +484,11 @@ fn check_rule(rule: &mut Rule) -> Result<(), String> {
     for e in &rule.except {
         parse_pattern(e).map_err(|p| format!("except: {p}"))?;
     }
-    // No text shows these two to a rule alone; tests of the engine do.
-    let unshowable = matches!(rule.scanner, Some(Scanner::TooManyFindings | Scanner::BrokenRule));
+    // No text shows these to a rule alone; tests of the engine do.
+    let unshowable = matches!(
+        rule.scanner,
+        Some(Scanner::TooManyFindings | Scanner::BrokenRule | Scanner::DnsRate | Scanner::DnsSpread)
+    );
     if !unshowable && (rule.tests.positive.len() < 2 || rule.tests.negative.len() < 2) {
         return Err("tests: needs two positive and two negative cases at least".into());
     }

@@ -1,8 +1,10 @@
 //! Runs the tests that stand in a pack beside its rules.
 
+use sallyport_api::Dns;
+
 use super::pack::{Pack, Rule, TestCase};
 use crate::body::extract::{Body, Direction, Extracted, extract};
-use crate::body::head::{parameter_segments, url_structure};
+use crate::body::head::{name_structure, parameter_segments, url_structure};
 use crate::body::segment::{Origin, Place, Role, Segment};
 use crate::detect::Detector;
 use crate::finding::Surface;
@@ -66,6 +68,8 @@ fn finds(detector: &Detector, surface: Surface, text: &str) -> bool {
     if surface == Surface::Url {
         ex.structural.extend(url_structure(text));
         parameter_segments(&mut ex, text);
+    } else if surface == Surface::Dns {
+        ex.structural = name_structure(text, Dns::default().max_label_entropy);
     } else {
         let body = Body::new(text.as_bytes());
         ex.structural = extract(&body, Direction::Request, surface).structural;

@@ -343,9 +343,9 @@ impl RuleSet {
         self.gate.as_ref().map_or(0, AhoCorasick::memory_usage)
     }
 
-    /// The structural rule for `scanner` on `surface`, if one is on.
-    pub(crate) fn structural(&self, scanner: Scanner, surface: Surface) -> Option<&CompiledRule> {
-        self.rules.iter().find(|r| r.rule.scanner == Some(scanner) && r.surfaces & bit(surface) != 0)
+    /// The place of the structural rule for `scanner` on `surface`, if one is on.
+    pub(crate) fn structural(&self, scanner: Scanner, surface: Surface) -> Option<usize> {
+        self.rules.iter().position(|r| r.rule.scanner == Some(scanner) && r.surfaces & bit(surface) != 0)
     }
 
     /// Whether a value's name may matter to a rule: it holds a literal of the gate, or a word that some

@@ -14,7 +14,7 @@ Answers Envoy's external processing filter by an AgentPolicy.
 Usage: sallyport-extproc --policy FILE --socket PATH [OPTIONS]
        sallyport-extproc sidecar --discovery URL --run-dir DIR --state-dir DIR
                                  --identity-dir DIR [--metrics-addr ADDR]
-                                 [--captured] [OPTIONS]
+                                 [--captured] [--dns-port PORT] [OPTIONS]
        sallyport-extproc ready --run-dir DIR
 
 The first form enforces a file. `sidecar` runs in a guarded pod: it enforces what
@@ -31,6 +31,8 @@ Options of `sidecar`:
   --identity-dir DIR   with `ca.crt`, the operator's authorities, and `token`
   --metrics-addr ADDR  where metrics are served (default 127.0.0.1:15020)
   --captured           enforce nothing until this pod's capture rules are there
+  --dns-port PORT      resolve names on this port of the loopback, UDP and TCP, and
+                       hold captured calls against them (default: don't)
 
 Options of both:
   --budget-bytes N     bytes of bodies that may be held at once, beyond which calls
@@ -96,6 +98,7 @@ pub(super) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, 
     let (mut run_dir, mut state_dir, mut identity_dir) = (None, None, None);
     let mut captured = false;
     let mut metrics_addr = DEFAULT_METRICS;
+    let mut dns_port = None;
     let mut config = Config::new("");
     let mut watchdog = DEFAULT_WATCHDOG;
     let mut log_level = tracing::Level::INFO;
@@ -110,6 +113,7 @@ pub(super) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, 
             Long("identity-dir") if pod => identity_dir = Some(PathBuf::from(parser.value()?)),
             Long("metrics-addr") if pod => metrics_addr = number(&mut parser, "--metrics-addr")?,
             Long("captured") if pod => captured = true,
+            Long("dns-port") if pod => dns_port = Some(number(&mut parser, "--dns-port")?),
             Long("budget-bytes") if !ready => config.budget_bytes = number(&mut parser, "--budget-bytes")?,
             Long("scan-timeout-ms") if !ready => {
                 config.scan_timeout = Duration::from_millis(positive(&mut parser, "--scan-timeout-ms")?);
@@ -151,6 +155,7 @@ pub(super) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, 
                 identity_dir,
                 captured,
                 metrics_addr,
+                dns_port,
                 config,
                 watchdog,
             };
@@ -200,6 +205,8 @@ mod tests {
             ("sidecar --discovery http://o:1 --run-dir r", "https://"),
             ("sidecar --discovery https://o:1 --run-dir r --state-dir s", "--identity-dir DIR"),
             ("sidecar --metrics-addr here", "--metrics-addr: cannot parse"),
+            ("sidecar --dns-port 70000", "--dns-port: cannot parse"),
+            ("--policy p --socket s --dns-port 1", "dns-port"),
             ("ready", "--run-dir DIR"),
             ("ready --drain-s 1", "drain-s"),
         ] {
@@ -219,7 +226,7 @@ mod tests {
         assert_eq!(args1.watchdog, Duration::from_secs(3));
         let line = format!(
             "sidecar --discovery https://o:8443 --run-dir r --state-dir s --identity-dir i \
-             --metrics-addr 0.0.0.0:15020 --captured --log-level debug {common}"
+             --metrics-addr 0.0.0.0:15020 --captured --dns-port 15053 --log-level debug {common}"
         );
         let Ok(Parsed::Sidecar(options, level)) = args(&line) else { panic!("not understood") };
         assert_eq!(options.discovery, "https://o:8443");
@@ -228,6 +235,7 @@ mod tests {
         assert_eq!(options.identity_dir, Path::new("i"));
         assert_eq!(options.metrics_addr, "0.0.0.0:15020".parse().unwrap());
         assert!(options.captured);
+        assert_eq!(options.dns_port, Some(15_053));
         assert_eq!(level, tracing::Level::DEBUG);
         for config in [args1.config, options.config] {
             assert_eq!(config.budget_bytes, 7);

@@ -68,6 +68,9 @@ impl Exchange {
         if tally.news() {
             answer.dynamic_metadata = reply::metadata(&tally.verdict, enforced);
         }
+        if let Some(dial) = self.dial.take() {
+            reply::dial(&mut answer, dial);
+        }
         if self.account(direction, done) { Step::Answer(answer) } else { self.untraced() }
     }
 

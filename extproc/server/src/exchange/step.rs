@@ -1,14 +1,16 @@
 //! What goes into an exchange and what comes out of it.
 
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use sallyport_engine::{Code, StreamStep, TransportFailure};
+use sallyport_engine::{Code, Destination, StreamStep, TransportFailure};
 use sallyport_proto::ext_proc::{HttpTrailers, ProcessingResponse};
 
 use crate::budget::{Budget, Held};
+use crate::dns::Names;
 use crate::head::Upstream;
 use crate::judge::{Job, Judge, Judged, Scan, guarded};
 use crate::observer::{Direction, Observer};
@@ -26,6 +28,10 @@ pub struct Context {
     pub budget: Arc<Budget>,
     /// The destination, where the listener and not the client names it.
     pub upstream: Option<Upstream>,
+    /// The connection is captured: it must lead to the host that its requests name.
+    pub captured: bool,
+    /// What knows which addresses belong to which names.
+    pub names: Option<Arc<Names>>,
     /// What blocks every message, whatever the judge would say.
     pub stop: Arc<Stop>,
 }
@@ -40,6 +46,8 @@ pub enum Step {
     AnswerTwice(Box<[ProcessingResponse; 2]>),
     /// Nothing to answer yet.
     Wait,
+    /// Run this, hand the outcome to [`super::Exchange::resolved`].
+    Resolve(Box<Lookup>),
     /// Run this, hand the outcome to [`super::Exchange::judged`].
     Judge(Box<Work>),
     /// Answer first, then run this aside: nobody waits for its outcome.
@@ -51,6 +59,23 @@ pub enum Step {
 /// Scans of more than this leave the thread that answers Envoy: at some 200 MB/s they would keep every
 /// other exchange waiting for more than a millisecond.
 pub(crate) const INLINE_SCAN_BYTES: usize = 256 << 10;
+
+/// A host to be resolved, because nothing is known of the address to which its connection was made.
+#[derive(Debug)]
+pub struct Lookup {
+    pub(super) names: Arc<Names>,
+    pub(super) host: String,
+    pub(super) address: IpAddr,
+}
+
+impl Lookup {
+    /// Does the work, on the resolver's thread, for so long at most.
+    pub async fn run(self, timeout: Duration) -> Destination {
+        let Self { names, host, address } = self;
+        let late = format!("{host} could not be resolved in time; try again");
+        tokio::time::timeout(timeout, names.find(host, address)).await.unwrap_or(Destination::Unbound(late))
+    }
+}
 
 /// A body to be judged, or a chunk of one.
 #[derive(Debug)]
@@ -166,6 +191,8 @@ pub struct Settled(pub(super) ());
 pub(super) enum Side {
     /// Its headers have not come.
     Headers,
+    /// Its headers wait for what is found out of their destination.
+    Resolving,
     /// Its body will come in one message.
     Whole { held: Held },
     /// Its chunks are scanned as they come and forwarded as they pass.

@@ -23,6 +23,7 @@ use super::apply::InForce;
 use super::captured::Captured;
 use super::envoy::Envoy;
 use crate::budget::Budget;
+use crate::dns::Names;
 use crate::metrics::{BundleFacts, Metrics, seconds};
 use crate::stop::{Stop, Why};
 use crate::watchdog::Heart;
@@ -41,6 +42,7 @@ const PAGE_AGE: Duration = Duration::from_secs(1);
 /// What the pages are made of.
 pub(crate) struct Pages {
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) names: Option<Arc<Names>>,
     pub(crate) budget: Arc<Budget>,
     pub(crate) heart: Heart,
     pub(crate) stop: Arc<Stop>,
@@ -156,6 +158,8 @@ impl Pages {
         metrics.bundle(in_force.map(|now| facts(&now)).as_ref());
         metrics.budget_used.set(i64::try_from(self.budget.used()).unwrap_or(i64::MAX));
         metrics.budget_limit.set(i64::try_from(self.budget.limit()).unwrap_or(i64::MAX));
+        let bound = self.names.as_ref().map_or(0, |names| names.bound());
+        metrics.bindings.set(i64::try_from(bound).unwrap_or(i64::MAX));
         metrics.heartbeat_age.set(seconds(self.heart.age()));
         metrics.killed.set(i64::from(matches!(self.stop.why(), Some(Why::Killed(_)))));
         let envoy = self.envoy.metrics().await;

@@ -47,6 +47,8 @@ impl Bench {
             observer: Arc::clone(&memory) as Arc<dyn Observer>,
             budget: Arc::clone(&budget),
             upstream: None,
+            captured: false,
+            names: None,
             stop: Arc::default(),
         };
         change(&mut cx);
@@ -70,6 +72,7 @@ impl Bench {
                     note.run();
                     return vec![*answer];
                 }
+                Step::Resolve(lookup) => panic!("nothing is captured here: {lookup:?}"),
                 Step::Judge(work) => self.exchange.judged(work.run()),
                 Step::Fail(code) => panic!("failed: {}", code.as_str()),
             }

@@ -195,6 +195,7 @@ fn head(body: &[u8]) -> RequestHead {
             header("accept", "application/json"),
             header("content-length", &body.len().to_string()),
         ],
+        ..RequestHead::default()
     }
 }
 

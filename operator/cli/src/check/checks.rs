@@ -10,7 +10,7 @@ use super::snapshot::{Scrape, Snapshot, guarded_and_running, is_guarded, opted_i
 use super::{Check, Found};
 
 /// The CRD's version that this build was made with.
-const CRD_VERSION: &str = "1";
+const CRD_VERSION: &str = "2";
 /// A clock that is further off makes certificates and exceptions hold at the wrong time.
 const MOST_SKEW_SECONDS: i64 = 30;
 /// Below this the own authority should long have been renewed.

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use sallyport_api::names::{
-    AUDIENCE, CAPTURE_CONTAINER, ENVOY_CONTAINER, EXTPROC_CONTAINER, IDENTITY_DIR, IDENTITY_VOLUME,
+    AUDIENCE, CAPTURE_CONTAINER, DNS_PORT, ENVOY_CONTAINER, EXTPROC_CONTAINER, IDENTITY_DIR, IDENTITY_VOLUME,
     METRICS_PORT, RUN_DIR, RUN_VOLUME, SIDECAR_UID, STATE_DIR, STATE_VOLUME, TRUST_CONFIG_MAP, TRUST_KEY,
 };
 use sallyport_api::{AgentPolicySpec, CaptureMode};
@@ -67,7 +67,7 @@ fn capture(spec: &AgentPolicySpec, settings: &InjectSettings) -> Container {
 }
 
 fn extproc(spec: &AgentPolicySpec, sizing: &Sizing, settings: &InjectSettings) -> Container {
-    let args = [
+    let mut args = vec![
         ("--discovery", settings.discovery.clone()),
         ("--run-dir", RUN_DIR.into()),
         ("--state-dir", STATE_DIR.into()),
@@ -76,6 +76,10 @@ fn extproc(spec: &AgentPolicySpec, sizing: &Sizing, settings: &InjectSettings) -
         ("--budget-bytes", sizing.budget_bytes.to_string()),
         ("--scan-timeout-ms", sizing.scan_timeout.as_millis().to_string()),
     ];
+    // Captured questions for names come to it, and captured calls are held against the answers.
+    if spec.capture.mode.forces() {
+        args.push(("--dns-port", DNS_PORT.to_string()));
+    }
     let mut args: Vec<String> = args.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
     if spec.capture.mode.forces() {
         args.push("--captured".into());

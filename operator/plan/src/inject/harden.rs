@@ -3,7 +3,9 @@
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, EnvVar, Pod, PodSecurityContext, PodSpec, SeccompProfile, SecurityContext,
 };
-use sallyport_api::names::{AUDIENCE, CHECK_PORT, METRICS_PORT, PROXY_PORT, SIDECAR_UID, TRANSPARENT_PORT};
+use sallyport_api::names::{
+    AUDIENCE, CHECK_PORT, DNS_PORT, METRICS_PORT, PROXY_PORT, SIDECAR_UID, TRANSPARENT_PORT,
+};
 use sallyport_api::{AgentPolicySpec, CaptureMode, Isolation};
 
 use super::Refusal;
@@ -195,7 +197,7 @@ fn check_container(container: &Container) -> Result<(), Refusal> {
     }
     mounts(&container.name, container.volume_mounts.iter().flatten().map(|m| m.name.as_str()))?;
     for port in container.ports.iter().flatten() {
-        if [TRANSPARENT_PORT, PROXY_PORT, METRICS_PORT, CHECK_PORT]
+        if [TRANSPARENT_PORT, PROXY_PORT, METRICS_PORT, CHECK_PORT, DNS_PORT]
             .iter()
             .any(|p| i32::from(*p) == port.container_port)
         {

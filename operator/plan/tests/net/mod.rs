@@ -33,7 +33,6 @@ pub struct Net {
     pub pod: String,
     pub outside: String,
     pub families: usize,
-    resolv_conf: tempfile::NamedTempFile,
 }
 
 pub fn sh(command: &str) -> Output {
@@ -63,9 +62,7 @@ impl Net {
         if !sh(&format!("ip netns add {pod} && ip netns add {outside}")).status.success() {
             return not_run("no network namespaces here");
         }
-        let mut resolv_conf = tempfile::NamedTempFile::new().unwrap();
-        writeln!(resolv_conf, "search svc.test\nnameserver {}\nnameserver {}", NEAR[0], NEAR[1]).unwrap();
-        let mut net = Self { pod, outside, families: 2, resolv_conf };
+        let mut net = Self { pod, outside, families: 2 };
         let (p, o) = (net.pod.clone(), net.outside.clone());
         must(&format!("ip -n {p} link add eth0 type veth peer name eth0 netns {o}"));
         for (ns, address) in [(&p, POD[0]), (&o, NEAR[0])] {
@@ -89,7 +86,6 @@ impl Net {
     pub fn capture(&self, capture: &Capture) {
         let out = Command::new("ip")
             .args(["netns", "exec", &self.pod, "sh", "-c", SCRIPT, "sallyport-capture", &nft_rules(capture)])
-            .env("RESOLV_CONF", self.resolv_conf.path())
             .output()
             .unwrap();
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));

@@ -168,7 +168,7 @@ impl Detector {
     fn search(&self, ex: &Extracted<'_>, segment: &Segment<'_>, hits: &mut Vec<(Hit, &'static str)>) {
         let (surface, text) = (segment.surface, &*segment.text);
         let mut found = Vec::new();
-        let of = Kind::new(surface, suspicious(text) && is_data(ex, segment));
+        let of = Kind::new(surface, is_data(ex, segment));
         let of = if segment.is_parameter() { of.part_of_url() } else { of };
         self.rules.search(of, text, &mut found);
         hits.extend(found.drain(..).map(|h| (h, "raw")));

@@ -1,5 +1,6 @@
 //! Rules compiled together, and the search that runs them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use aho_corasick::{AhoCorasick, AhoCorasickBuilder, AhoCorasickKind, MatchKind};
@@ -55,9 +56,9 @@ pub(crate) struct Hit {
 #[derive(Debug)]
 pub(crate) struct RuleSet {
     pub(crate) rules: Vec<CompiledRule>,
-    gate: Option<AhoCorasick>,
-    /// Rules behind each literal of the gate.
-    behind: Vec<Vec<u32>>,
+    gate: Option<Gate>,
+    /// The gate of rules about values only: their literals are ordinary words elsewhere.
+    values: Option<Gate>,
     digits: Vec<u32>,
     at: Vec<u32>,
     /// Rules that the engine's own code finds in values and in URLs.
@@ -66,6 +67,30 @@ pub(crate) struct RuleSet {
     urls: Vec<(Scanner, u32)>,
     /// Words that rules want near a match.
     near: Option<AhoCorasick>,
+}
+
+/// Literals, and the rules behind each of them.
+#[derive(Debug)]
+struct Gate {
+    automaton: AhoCorasick,
+    behind: Vec<Vec<u32>>,
+}
+
+impl Gate {
+    fn new(literals: BTreeMap<String, Vec<u32>>) -> Result<Option<Self>, String> {
+        debug_assert!(literals.keys().all(|l| l.len() >= gate::LEAST_LITERAL));
+        if literals.is_empty() {
+            return Ok(None);
+        }
+        // A DFA costs memory once and answers in one look-up per byte whatever the number of rules.
+        let automaton = AhoCorasickBuilder::new()
+            .ascii_case_insensitive(true)
+            .match_kind(MatchKind::Standard)
+            .kind(Some(AhoCorasickKind::DFA))
+            .build(literals.keys())
+            .map_err(|e| format!("the gate could not be built: {e}"))?;
+        Ok(Some(Self { automaton, behind: literals.into_values().collect() }))
+    }
 }
 
 const fn bit(surface: Surface) -> u32 {
@@ -90,7 +115,7 @@ impl Kind {
     }
     /// The same for rules about values only: the others have seen the text already.
     pub(crate) const fn values_only(self) -> Self {
-        Self { mask: self.mask & !((1 << VALUES) - 1), ..self }
+        Self { mask: self.mask & !EVERY, ..self }
     }
     /// The same for a part of a URL that was taken apart as a whole.
     pub(crate) const fn part_of_url(self) -> Self {
@@ -104,6 +129,8 @@ impl Kind {
 
 /// How far the bits of rules about values are from those of the others.
 const VALUES: u32 = 16;
+/// The bits of rules about texts of every kind.
+const EVERY: u32 = (1 << VALUES) - 1;
 
 const fn bit_of_urls() -> u32 {
     bit(Surface::Url)
@@ -286,7 +313,7 @@ impl RuleSet {
         let mut set = Self {
             rules: vec![],
             gate: None,
-            behind: vec![],
+            values: None,
             digits: vec![],
             at: vec![],
             sql: vec![],
@@ -294,7 +321,7 @@ impl RuleSet {
             urls: vec![],
             near: None,
         };
-        let mut literals: std::collections::BTreeMap<String, Vec<u32>> = std::collections::BTreeMap::new();
+        let mut literals: [BTreeMap<String, Vec<u32>>; 2] = Default::default();
         for (pack, rule) in rules {
             let index = set.rules.len() as u32;
             match rule.scanner {
@@ -306,13 +333,13 @@ impl RuleSet {
                 Some(_) => {}
                 None => {
                     for l in &rule.literals {
-                        literals.entry(l.clone()).or_default().push(index);
+                        literals[usize::from(rule.values)].entry(l.clone()).or_default().push(index);
                     }
                 }
             }
             set.rules.push(CompiledRule::new(rule, pack)?);
         }
-        let words: std::collections::BTreeSet<&str> = set
+        let words: BTreeSet<&str> = set
             .rules
             .iter()
             .filter_map(|r| r.rule.near.as_ref())
@@ -323,24 +350,19 @@ impl RuleSet {
             let near = AhoCorasickBuilder::new().ascii_case_insensitive(true).build(words);
             set.near = Some(near.map_err(|e| format!("the words near matches could not be gathered: {e}"))?);
         }
-        debug_assert!(literals.keys().all(|l| l.len() >= gate::LEAST_LITERAL));
-        if !literals.is_empty() {
-            // A DFA costs memory once and answers in one look-up per byte whatever the number of rules.
-            let gate = AhoCorasickBuilder::new()
-                .ascii_case_insensitive(true)
-                .match_kind(MatchKind::Standard)
-                .kind(Some(AhoCorasickKind::DFA))
-                .build(literals.keys())
-                .map_err(|e| format!("the gate could not be built: {e}"))?;
-            set.gate = Some(gate);
-            set.behind = literals.into_values().collect();
-        }
+        let [every, values] = literals;
+        set.gate = Gate::new(every)?;
+        set.values = Gate::new(values)?;
         Ok(set)
     }
 
-    /// Bytes the compiled gate holds.
+    fn gates(&self) -> impl Iterator<Item = &Gate> {
+        [&self.gate, &self.values].into_iter().flatten()
+    }
+
+    /// Bytes the compiled gates hold.
     pub(crate) fn gate_bytes(&self) -> usize {
-        self.gate.as_ref().map_or(0, AhoCorasick::memory_usage)
+        self.gates().map(|g| g.automaton.memory_usage()).sum()
     }
 
     /// The place of the structural rule for `scanner` on `surface`, if one is on.
@@ -351,7 +373,8 @@ impl RuleSet {
     /// Whether a value's name may matter to a rule: it holds a literal of the gate, or a word that some
     /// rule wants near a match.
     pub(crate) fn speaks_of(&self, name: &str) -> bool {
-        [&self.gate, &self.near].into_iter().flatten().any(|a| a.is_match(name))
+        let gate = self.gate.as_ref().map(|g| &g.automaton);
+        [gate, self.near.as_ref()].into_iter().flatten().any(|a| a.is_match(name))
     }
 
     /// Compiles every pattern now rather than at its first candidate.
@@ -370,9 +393,11 @@ impl RuleSet {
     pub(crate) fn search(&self, kind: Kind, text: &str, out: &mut Vec<Hit>) {
         let bit = kind.mask;
         let mut windows = Windows::default();
-        if let Some(gate) = &self.gate {
-            for m in gate.find_overlapping_iter(text) {
-                for &index in &self.behind[m.pattern().as_usize()] {
+        let every = self.gate.as_ref().filter(|_| bit & EVERY != 0);
+        let values = self.values.as_ref().filter(|_| bit & !EVERY != 0);
+        for gate in [every, values].into_iter().flatten() {
+            for m in gate.automaton.find_overlapping_iter(text) {
+                for &index in &gate.behind[m.pattern().as_usize()] {
                     if self.rules[index as usize].surfaces & bit != 0 {
                         self.open(&mut windows, index, text, m.start(), m.end());
                     }

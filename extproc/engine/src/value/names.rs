@@ -4,6 +4,7 @@ use crate::body::extract::Extracted;
 use crate::body::json::Doc;
 use crate::body::segment::{PARAMETER, Place, Role, Segment};
 use crate::finding::Surface;
+use crate::value::suspicious;
 
 /// A body of no known shape that is longer than this is a document, not a value.
 pub(crate) const LONGEST_UNNAMED: usize = 16 << 10;
@@ -176,22 +177,25 @@ pub(crate) fn node_is_data(doc: &Doc<'_>, node: usize) -> bool {
         .all(|n| doc.name(n).is_none_or(|name| !says_no_data(&name)))
 }
 
-/// Whether a segment should be data.
+/// Whether a segment should be data, and holds anything that a rule about data looks for. The names are
+/// asked last: that is the dearest of the questions.
 pub(crate) fn is_data(ex: &Extracted<'_>, segment: &Segment<'_>) -> bool {
-    if segment.role == Role::Key || segment.role == Role::Credential {
+    let surface = segment.surface;
+    if !matches!(surface, Surface::ToolCall | Surface::McpRequest | Surface::RequestBody | Surface::Url)
+        || matches!(segment.role, Role::Key | Role::Credential)
+        // Arguments as a string of JSON: their values are asked about one by one.
+        || (surface == Surface::ToolCall && segment.text.starts_with('{'))
+        || (matches!(segment.place, Place::Whole) && segment.text.len() > LONGEST_UNNAMED)
+        || !suspicious(&segment.text)
+    {
         return false;
     }
-    // Arguments as a string of JSON: their values are asked about one by one.
-    if segment.surface == Surface::ToolCall && segment.text.starts_with('{') {
-        return false;
-    }
-    match (segment.surface, &segment.place) {
-        (Surface::ToolCall | Surface::McpRequest | Surface::RequestBody, Place::Json { doc, node }) => {
-            node_is_data(&ex.docs[*doc], *node)
-        }
-        (Surface::RequestBody, Place::Whole) => segment.text.len() <= LONGEST_UNNAMED,
-        (Surface::RequestBody, Place::Name(name)) => !says_no_data(name.trim_start_matches('/')),
+    match (surface, &segment.place) {
         (Surface::Url, Place::Name(name)) => name.strip_prefix(PARAMETER).is_some_and(|n| !says_no_data(n)),
+        (Surface::Url, _) => false,
+        (_, Place::Json { doc, node }) => node_is_data(&ex.docs[*doc], *node),
+        (Surface::RequestBody, Place::Whole) => true,
+        (Surface::RequestBody, Place::Name(name)) => !says_no_data(name.trim_start_matches('/')),
         _ => false,
     }
 }

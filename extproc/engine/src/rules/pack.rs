@@ -138,6 +138,8 @@ pub enum Scanner {
     HostLabels,
     /// A host name that is made to be taken for another.
     HostLookalike,
+    /// A URL in a text that carries another text in an encoding. Needs literals.
+    LinkPayload,
     /// Structural: a label of a name with more entropy than `dns.maxLabelEntropy`.
     DnsEntropy,
     /// Structural: a name, or a label of one, longer than people give.
@@ -152,6 +154,11 @@ impl Scanner {
     /// Whether the engine's own code finds it, without a pattern.
     pub const fn own(self) -> bool {
         !matches!(self, Self::Digits | Self::At)
+    }
+
+    /// Whether it looks only at texts in which one of the rule's literals stands.
+    pub(crate) const fn behind_literals(self) -> bool {
+        matches!(self, Self::LinkPayload)
     }
 
     /// Whether it is found in the tokens of a value.
@@ -457,20 +464,23 @@ fn check_rule(rule: &mut Rule) -> Result<(), String> {
     }
     if !own {
         let hir = parse_pattern(&rule.pattern)?;
-        if rule.scanner.is_none() {
-            if rule.literals.is_empty() {
-                rule.literals = gate::required_literals(&hir)
-                    .ok_or("no literal of three bytes or more stands in every match; name `literals` or a `scanner`")?
-                    .into_iter()
-                    .map(|l| String::from_utf8_lossy(&l).into_owned())
-                    .collect();
-            }
-            for l in &mut rule.literals {
-                l.make_ascii_lowercase();
-                if l.len() < gate::LEAST_LITERAL {
-                    return Err(format!("literal `{l}` is shorter than {} bytes", gate::LEAST_LITERAL));
-                }
-            }
+        if rule.scanner.is_none() && rule.literals.is_empty() {
+            rule.literals = gate::required_literals(&hir)
+                .ok_or(
+                    "no literal of three bytes or more stands in every match; name `literals` or a `scanner`",
+                )?
+                .into_iter()
+                .map(|l| String::from_utf8_lossy(&l).into_owned())
+                .collect();
+        }
+    }
+    if rule.scanner.is_some_and(Scanner::behind_literals) && rule.literals.is_empty() {
+        return Err("this scanner runs where a literal stands: it needs `literals`".into());
+    }
+    for l in &mut rule.literals {
+        l.make_ascii_lowercase();
+        if l.len() < gate::LEAST_LITERAL {
+            return Err(format!("literal `{l}` is shorter than {} bytes", gate::LEAST_LITERAL));
         }
     }
     if let Some(v) = &rule.validator {

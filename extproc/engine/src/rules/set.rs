@@ -163,6 +163,9 @@ impl CompiledRule {
             let hir = parse_pattern(&rule.pattern)?;
             width = hir.properties().maximum_len().filter(|w| *w <= WIDEST);
             group = group_named_hit(&hir).unwrap_or(0);
+        } else if rule.scanner.is_some_and(Scanner::behind_literals) {
+            // It reads the text once, whatever the number of literals.
+            width = None;
         }
         Ok(Self { rule, pack, surfaces, width, group, regex: OnceLock::new(), except: OnceLock::new() })
     }
@@ -330,8 +333,8 @@ impl RuleSet {
                 Some(s) if s.reads_sql() => set.sql.push((s, index)),
                 Some(s) if s.reads_values() => set.shell.push((s, index)),
                 Some(s) if s.reads_urls() => set.urls.push((s, index)),
-                Some(_) => {}
-                None => {
+                Some(s) if !s.behind_literals() => {}
+                _ => {
                     for l in &rule.literals {
                         literals[usize::from(rule.values)].entry(l.clone()).or_default().push(index);
                     }
@@ -424,7 +427,10 @@ impl RuleSet {
         }
         for w in windows.open {
             let index = w.rule as usize;
-            self.rules[index].run(index, text, w.from, w.to, out);
+            match self.rules[index].rule.scanner {
+                Some(Scanner::LinkPayload) => self.links(index, text, out),
+                _ => self.rules[index].run(index, text, w.from, w.to, out),
+            }
         }
         if bit >> VALUES != 0 {
             if !self.sql.is_empty() {
@@ -439,6 +445,20 @@ impl RuleSet {
             let either = bit | bit >> VALUES;
             url::scan(text, sole, |s, from, to| self.own(&self.urls, either, s, text, from, to, out));
         }
+    }
+
+    /// Texts in an encoding that stand in URLs.
+    fn links(&self, rule: usize, text: &str, out: &mut Vec<Hit>) {
+        let Some(except) = self.rules[rule].except() else {
+            out.push(Hit { rule, start: 0, end: text.len(), broken: true });
+            return;
+        };
+        let already = out.len();
+        url::links(text, |start, end| {
+            if out.len() - already < MOST_MATCHES && self.rules[rule].confirms(text, start, end, except) {
+                out.push(Hit { rule, start, end, broken: false });
+            }
+        });
     }
 
     /// Notes what the engine's own code found for the rules that name its scanner. A second finding of a

@@ -114,6 +114,9 @@ pub(super) fn in_name(host: &str) -> Option<Ipv4Addr> {
     if host.ends_with(".cluster.local") || host.ends_with(".internal") || host.ends_with(".amazonaws.com") {
         return None;
     }
+    if !host.bytes().any(|b| b.is_ascii_digit()) && !WILDCARD.iter().any(|w| under(host, w)) {
+        return None;
+    }
     let octets = |mut parts: Vec<&str>| {
         parts.truncate(4);
         let mut v = [0u8; 4];
@@ -231,7 +234,9 @@ fn local_name(host: &str) -> bool {
 
 /// Whether `host` is `name` or below it.
 pub(super) fn under(host: &str, name: &str) -> bool {
-    host.strip_suffix(name).is_some_and(|h| h.is_empty() || h.ends_with('.'))
+    // Asked of many names for every URL: most differ in their last letter.
+    host.as_bytes().last() == name.as_bytes().last()
+        && host.strip_suffix(name).is_some_and(|h| h.is_empty() || h.ends_with('.'))
 }
 
 #[cfg(test)]

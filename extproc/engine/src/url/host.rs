@@ -77,35 +77,43 @@ pub(super) fn lookalike(host: &str) -> bool {
                 '\u{3002}', '\u{ff0e}', '\u{ff61}', '\u{2044}', '\u{2215}', '\u{ff0f}', '\u{29f8}',
             ]);
     }
-    let labels: Vec<&str> = host.split('.').collect();
-    if labels.iter().any(|l| {
+    if host.split('.').any(|l| {
         l.len() > 4 && l[..4].eq_ignore_ascii_case("xn--") && punycode(&l[4..]).is_some_and(|u| disguised(&u))
     }) {
         return true;
     }
     // The label that is registered: the last but one, or before it where that is a country's (`co.uk`).
-    let n = labels.len();
-    if n < 2 {
-        return false;
+    let Some((rest, top)) = host.rsplit_once('.') else { return false };
+    let (mut above, mut label) = rest.rsplit_once('.').unwrap_or(("", rest));
+    if top.len() == 2
+        && !above.is_empty()
+        && matches!(label, "co" | "com" | "org" | "net" | "gov" | "ac" | "edu")
+    {
+        (above, label) = above.rsplit_once('.').unwrap_or(("", above));
     }
-    let second = n >= 3
-        && labels[n - 1].len() == 2
-        && matches!(labels[n - 2], "co" | "com" | "org" | "net" | "gov" | "ac" | "edu");
-    let owned = if second { n - 3 } else { n - 2 };
-    let label = labels[owned];
     if imitates(label) {
         return true;
     }
     // `github.com.login.example`: a whole name, endings and all, below another.
-    labels[..owned]
-        .windows(2)
-        .any(|w| matches!(w[1], "com" | "org" | "net" | "io") && IMITATED.contains(&w[0]))
+    let mut before = "";
+    above.split('.').any(|l| {
+        let whole = matches!(l, "com" | "org" | "net" | "io") && IMITATED.contains(&before);
+        before = l;
+        whole
+    })
+}
+
+/// Whether a label holds anything that stands for a letter it looks like.
+fn foldable(label: &str) -> bool {
+    let bytes = label.as_bytes();
+    bytes.iter().any(|b| matches!(b, b'0' | b'1' | b'3' | b'5'))
+        || bytes.windows(2).any(|w| w == b"rn" || w == b"vv")
 }
 
 /// Whether a label is a known name with look-alike letters, or one beside a bait.
 fn imitates(label: &str) -> bool {
-    let lower = label.to_ascii_lowercase();
-    if IMITATED.contains(&lower.as_str()) || lower.len() < 4 {
+    // Nothing of a name to fold, and no second word.
+    if label.len() < 4 || !(foldable(label) || label.contains('-')) || IMITATED.contains(&label) {
         return false;
     }
     let plain = |s: &str| {
@@ -116,12 +124,15 @@ fn imitates(label: &str) -> bool {
             .replace('5', "s")
             .replace('3', "e")
     };
-    let folded = plain(&lower);
-    let known = |s: &str| IMITATED.iter().any(|b| *b == s || plain(b) == s);
-    if folded != lower && known(&folded) {
+    let folded = plain(label);
+    let known = |s: &str| IMITATED.iter().any(|b| *b == s || (foldable(b) && plain(b) == s));
+    if folded != label && known(&folded) {
         return true;
     }
-    let words: Vec<&str> = lower.split('-').collect();
+    if !label.contains('-') {
+        return false;
+    }
+    let words: Vec<&str> = label.split('-').collect();
     words.len() > 1
         && words.iter().any(|w| {
             let f = plain(w);

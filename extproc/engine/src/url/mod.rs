@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use crate::rules::Scanner;
 use unicode_normalization::UnicodeNormalization;
 
-pub(crate) use payload::is_encoded_text;
+pub(crate) use payload::{is_encoded_text, links};
 
 /// Schemes of readers, not of web servers: a request for one is a request to something else.
 const ODD_SCHEMES: [&str; 34] = [
@@ -111,11 +111,11 @@ fn parts(text: &str) -> Parts<'_> {
     }
     if text[at..].starts_with("//") {
         at += 2;
-        let end = text[at..].find(['/', '?', '#']).map_or(text.len(), |n| at + n);
+        let end = memchr::memchr3(b'/', b'?', b'#', &text.as_bytes()[at..]).map_or(text.len(), |n| at + n);
         p.authority = &text[at..end];
         at = end;
     }
-    let path_end = text[at..].find(['?', '#']).map_or(text.len(), |n| at + n);
+    let path_end = memchr::memchr2(b'?', b'#', &text.as_bytes()[at..]).map_or(text.len(), |n| at + n);
     p.path = &text[at..path_end];
     p.at[0] = at;
     let mut rest = path_end;
@@ -171,7 +171,7 @@ pub(crate) fn scan(text: &str, sole: bool, mut found: impl FnMut(Scanner, usize,
 fn look(url: &str, sole: bool, found: &mut impl FnMut(Scanner, usize, usize)) {
     let p = parts(url);
     let odd = |list: &[&str]| list.iter().any(|s| p.scheme.eq_ignore_ascii_case(s));
-    if odd(&ODD_SCHEMES) || (sole && odd(&OWN_SCHEMES)) || secret_file(&p) {
+    if !is_web(p.scheme) && (odd(&ODD_SCHEMES) || (sole && odd(&OWN_SCHEMES)) || secret_file(&p)) {
         found(Scanner::UrlScheme, 0, p.scheme.len());
     }
     let authority = p.scheme.len() + usize::from(!p.scheme.is_empty()) + 2;
@@ -179,10 +179,10 @@ fn look(url: &str, sole: bool, found: &mut impl FnMut(Scanner, usize, usize)) {
         if confusing(p.authority) {
             found(Scanner::UrlConfusion, authority, authority + p.authority.len());
         }
-        if let Some(s) = destination(p.authority) {
+        let host = host_of(p.authority);
+        if let Some(s) = destination(&host) {
             found(s, authority, authority + p.authority.len());
         }
-        let host = host_of(p.authority);
         if host::lookalike(&host) {
             found(Scanner::HostLookalike, authority, authority + p.authority.len());
         }
@@ -232,11 +232,10 @@ fn host_of(authority: &str) -> Cow<'_, str> {
     Cow::Owned(decoded.to_lowercase())
 }
 
-/// What is wrong with the destination that an authority names.
-fn destination(authority: &str) -> Option<Scanner> {
-    let host = host_of(authority);
+/// What is wrong with the destination that a host names, as [`host_of`] has it.
+fn destination(host: &str) -> Option<Scanner> {
     let folded: Cow<'_, str> = if host.is_ascii() {
-        Cow::Borrowed(&*host)
+        Cow::Borrowed(host)
     } else {
         // Digits in circles, full width, ideographic stops.
         Cow::Owned(host.replace(['\u{3002}', '\u{ff0e}', '\u{ff61}'], ".").nfkc().collect())
@@ -273,12 +272,12 @@ fn confusing(authority: &str) -> bool {
     if bytes.iter().any(|b| matches!(b, b'\\' | b' ' | b'\t' | b'<' | b'>' | b'|' | b'^' | b'"')) {
         return true;
     }
-    let lower = authority.to_ascii_lowercase();
-    if ["%2f", "%5c", "%23", "%3f", "%40", "%00", "%0a", "%0d", "%09", "%20", "%25"]
-        .iter()
-        .any(|e| lower.contains(e))
-        && !authority.starts_with('[')
-    {
+    if memchr::memchr(b'%', bytes).is_some() && !authority.starts_with('[') && {
+        let lower = authority.to_ascii_lowercase();
+        ["%2f", "%5c", "%23", "%3f", "%40", "%00", "%0a", "%0d", "%09", "%20", "%25"]
+            .iter()
+            .any(|e| lower.contains(e))
+    } {
         return true;
     }
     let ats = memchr::memchr_iter(b'@', bytes).count();
@@ -345,7 +344,10 @@ fn decode(text: &str) -> Cow<'_, str> {
 /// Whether a path goes up past where it started, or hides that it goes up.
 fn climbs(path: &str) -> bool {
     let bytes = path.as_bytes();
-    if memchr::memmem::find(bytes, b"..").is_none()
+    if memchr::memchr2(b'.', b'%', bytes).is_none() {
+        return false;
+    }
+    if !bytes.windows(2).any(|w| w == b"..")
         && !bytes.windows(3).any(|w| w[0] == b'%' && w[1] == b'2' && w[2] | 32 == b'e')
         && memchr::memmem::find(bytes, b"%25").is_none()
     {
@@ -382,14 +384,14 @@ fn nested(p: &Parts<'_>, found: &mut impl FnMut(Scanner, usize, usize)) {
             let odd = ODD_SCHEMES.iter().chain(&OWN_SCHEMES).any(|s| inner.scheme.eq_ignore_ascii_case(s));
             return odd
                 || (!inner.authority.is_empty()
-                    && (destination(inner.authority).is_some() || meta(inner.authority)));
+                    && (destination(&host_of(inner.authority)).is_some() || meta(inner.authority)));
         }
         // `?host=127.0.0.1:22`
         let host = value.split(['/', '?', '#']).next().unwrap_or_default();
         named
             && !host.is_empty()
             && (host.contains('.') || host.contains(':') || host.len() > 7)
-            && destination(host).is_some()
+            && destination(&host_of(host)).is_some()
     };
     if !p.query.is_empty() {
         for (name, value, at) in parameters(p.query) {
@@ -400,6 +402,9 @@ fn nested(p: &Parts<'_>, found: &mut impl FnMut(Scanner, usize, usize)) {
         }
     }
     // `/proxy/http://10.0.0.1/`
+    if memchr::memchr2(b':', b'%', p.path.as_bytes()).is_none() {
+        return;
+    }
     for scheme in ["http:/", "https:/", "http%3a", "https%3a", "gopher:", "file:/"] {
         if let Some(n) = p.path.find(scheme) {
             let inner = decode(&p.path[n..]).into_owned();
@@ -479,7 +484,8 @@ const WRITTEN: [&str; 26] = [
 /// Texts that the URL carries in an encoding, and texts that it should not carry.
 fn carried(p: &Parts<'_>, found: &mut impl FnMut(Scanner, usize, usize)) {
     let mut at = p.at[0];
-    for step in p.path.split('/') {
+    let steps = if p.path.len() >= 20 { p.path } else { "" };
+    for step in steps.split('/') {
         if step.len() >= 20 {
             let name = step.split('.').next().unwrap_or(step);
             if is_encoded_text(&decode(name)) {
@@ -487,6 +493,22 @@ fn carried(p: &Parts<'_>, found: &mut impl FnMut(Scanner, usize, usize)) {
             }
         }
         at += step.len() + 1;
+    }
+    if p.fragment.len() >= 20 && is_encoded_text(&decode(p.fragment)) {
+        found(Scanner::UrlPayload, p.at[2], p.at[2] + p.fragment.len());
+    }
+    if p.path.len() >= 40 && p.path.matches('/').count() > 2 {
+        let pieces: String = p
+            .path
+            .split('/')
+            .filter(|s| s.len() >= 8 && s.bytes().all(|b| b.is_ascii_alphanumeric()))
+            .collect();
+        if pieces.len() >= 40 && is_encoded_text(&pieces) {
+            found(Scanner::UrlPayload, p.at[0], p.at[0] + p.path.len());
+        }
+    }
+    if p.query.len() < 16 {
+        return;
     }
     let mut joined = String::new();
     let mut count = 0;
@@ -507,25 +529,15 @@ fn carried(p: &Parts<'_>, found: &mut impl FnMut(Scanner, usize, usize)) {
         found(Scanner::UrlPayload, p.at[1], p.at[1] + p.query.len());
     }
     // A sentence, or a line of settings, in a parameter that is for neither.
+    if p.query.len() < 24 {
+        return;
+    }
     let picture =
         [".png", ".gif", ".jpg", ".jpeg", ".svg", ".webp", ".ico"].iter().any(|e| p.path.ends_with(e));
     for (name, value, at) in parameters(p.query) {
         let written = picture || !WRITTEN.iter().any(|w| name.eq_ignore_ascii_case(w));
         if value.len() >= 24 && written && payload::is_written(&decode(value).replace('+', " ")) {
             found(Scanner::UrlPayload, p.at[1] + at, p.at[1] + at + value.len());
-        }
-    }
-    if p.fragment.len() >= 20 && is_encoded_text(&decode(p.fragment)) {
-        found(Scanner::UrlPayload, p.at[2], p.at[2] + p.fragment.len());
-    }
-    if p.path.matches('/').count() > 2 {
-        let pieces: String = p
-            .path
-            .split('/')
-            .filter(|s| s.len() >= 8 && s.bytes().all(|b| b.is_ascii_alphanumeric()))
-            .collect();
-        if pieces.len() >= 40 && is_encoded_text(&pieces) {
-            found(Scanner::UrlPayload, p.at[0], p.at[0] + p.path.len());
         }
     }
 }

@@ -45,6 +45,44 @@ pub(crate) fn is_encoded_text(word: &str) -> bool {
     engine.decode(&bytes[..whole]).is_ok_and(|d| is_text(&d))
 }
 
+/// Shorter parts of a URL inside a text are left alone: prose links to many pages.
+const LEAST_IN_TEXT: usize = 24;
+/// Longest URL in a text whose parts are looked at, in bytes behind its scheme.
+const LONGEST_LINK: usize = 4096;
+
+/// Calls `found` for each part of a URL in `text` that is a text in an encoding. The host is left out.
+pub(crate) fn links(text: &str, mut found: impl FnMut(usize, usize)) {
+    let bytes = text.as_bytes();
+    let coded = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'/' | b'-' | b'_');
+    for sign in memchr::memmem::find_iter(bytes, b"://") {
+        if !(bytes[..sign].ends_with(b"http") || bytes[..sign].ends_with(b"https")) {
+            continue;
+        }
+        let most = bytes.len().min(sign + 3 + LONGEST_LINK);
+        let ends = |b: &u8| b.is_ascii_whitespace() || matches!(b, b'"' | b'\'' | b'<' | b'>' | b')');
+        let end = bytes[sign + 3..most].iter().position(ends).map_or(most, |n| sign + 3 + n);
+        let Some(host) = memchr::memchr3(b'/', b'?', b'#', &bytes[sign + 3..end]) else { continue };
+        let mut at = sign + 3 + host;
+        while at < end {
+            let run = bytes[at..end].iter().position(|b| !coded(*b)).map_or(end, |n| at + n);
+            let from = at + usize::from(bytes[at] == b'/');
+            // As a whole, because base64 has the slash among its letters, and else step by step.
+            if run - from.min(run) >= LEAST_IN_TEXT && is_encoded_text(&text[from.min(run)..run]) {
+                found(from, run);
+            } else if run - at >= LEAST_IN_TEXT {
+                let mut step = at;
+                for part in text[at..run].split('/') {
+                    if part.len() >= LEAST_IN_TEXT && is_encoded_text(part) {
+                        found(step, step + part.len());
+                    }
+                    step += part.len() + 1;
+                }
+            }
+            at = run.max(at) + 1;
+        }
+    }
+}
+
 /// Whether a decoded parameter is a sentence or a line of settings.
 pub(super) fn is_written(text: &str) -> bool {
     if text.starts_with("http://") || text.starts_with("https://") || text.starts_with(['{', '[', '<']) {
@@ -121,7 +159,32 @@ fn is_text(bytes: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::is_encoded_text;
+    use super::{is_encoded_text, links};
+
+    #[test]
+    fn parts_of_urls_inside_a_text_are_read_one_by_one() {
+        let code = "VGhlIG9yZGVyIGlzIGxhdGUgYW5kIG5vYm9keSBjYWxsZWQ";
+        for text in [
+            format!("see https://h.example/{code} now"),
+            format!("![x](http://h.example/a/b/{code}.png)"),
+            format!("\u{e9}\u{2014}<https://h.example/p?x=1&d={code}==>"),
+            format!("\"https://h.example#{code}\u{e9}\""),
+        ] {
+            let mut found = Vec::new();
+            links(&text, |from, to| found.push(&text[from..to]));
+            assert_eq!(found, [code], "{text}");
+        }
+        for text in [
+            format!("https://{code}/x"),
+            format!("https://h.example/ {code}"),
+            format!("ftp://h.example/{code}"),
+            "https://h.example/getting-started-with-the-command-line/index.html".to_owned(),
+            "https://".to_owned(),
+            "://http://\u{e9}/\u{e9}".to_owned(),
+        ] {
+            links(&text, |from, to| panic!("{text}: {from}..{to}"));
+        }
+    }
 
     #[test]
     fn text_in_an_encoding_is_told_from_ids() {

@@ -3,10 +3,9 @@
 pub(crate) mod names;
 mod shell;
 mod sql;
-mod sql_judge;
 
 pub(crate) use shell::scan as scan_shell;
-pub(crate) use sql_judge::scan as scan_sql;
+pub(crate) use sql::scan as scan_sql;
 
 /// Whether a text holds a byte that an attack needs. Names, numbers and words of prose hold none, and are
 /// asked nothing further.

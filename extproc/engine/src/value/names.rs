@@ -10,129 +10,130 @@ use crate::value::suspicious;
 pub(crate) const LONGEST_UNNAMED: usize = 16 << 10;
 
 /// Last words of names whose values are there to be run, looked up or read: a statement, a command, a
-/// program, a text. Whatever stands there may look like an attack and be what was asked for.
-const NOT_DATA: &[&str] = &[
-    // Statements and filters
-    "sql",
-    "query",
-    "queries",
-    "statement",
-    "statements",
-    "filter",
-    "filters",
-    "where",
-    "condition",
-    "conditions",
-    "expression",
-    "expr",
-    "formula",
-    "formulas",
-    "pipeline",
+/// program, a text. Whatever stands there may look like an attack and be what was asked for. Sorted, to be
+/// looked up.
+const NOT_DATA: [&str; 117] = [
     "aggregation",
-    "cypher",
-    "graphql",
-    "gql",
-    "kql",
-    "promql",
-    "logql",
-    "jql",
-    "soql",
-    "regex",
-    "regexp",
-    "pattern",
-    "patterns",
-    "selector",
-    "xpath",
-    "jsonpath",
-    "glob",
-    // Commands and programs
-    "command",
-    "commands",
+    "answer",
+    "args",
+    "argv",
+    "article",
+    "bash",
+    "body",
+    "cell",
+    "changelog",
+    "chunk",
+    "chunks",
     "cmd",
     "cmds",
     "code",
-    "script",
-    "scripts",
-    "source",
-    "snippet",
-    "program",
-    "shell",
-    "bash",
-    "exec",
-    "argv",
-    "args",
-    "stdin",
-    "macro",
-    "notebook",
-    "cell",
-    "function",
-    "functions",
-    "lambda",
-    "eval",
-    "js",
-    // Documents
-    "content",
-    "contents",
-    "text",
-    "texts",
-    "body",
-    "html",
-    "markdown",
-    "md",
-    "message",
-    "messages",
-    "description",
-    "descriptions",
-    "prompt",
-    "prompts",
-    "instructions",
+    "command",
+    "commands",
     "comment",
     "comments",
-    "note",
-    "notes",
-    "summary",
+    "condition",
+    "conditions",
+    "content",
+    "contents",
+    "css",
+    "cypher",
+    "description",
+    "descriptions",
+    "detail",
+    "details",
+    "diff",
     "document",
     "documents",
+    "eval",
+    "excerpt",
+    "exec",
+    "explanation",
+    "expr",
+    "expression",
+    "feedback",
+    "filter",
+    "filters",
+    "formula",
+    "formulas",
+    "function",
+    "functions",
+    "glob",
+    "gql",
+    "graphql",
+    "html",
+    "instructions",
+    "jql",
+    "js",
+    "jsonpath",
+    "kql",
+    "lambda",
+    "latex",
+    "logql",
+    "logs",
+    "macro",
+    "markdown",
+    "md",
+    "memory",
+    "message",
+    "messages",
+    "note",
+    "notebook",
+    "notes",
+    "observation",
+    "output",
+    "paragraph",
     "patch",
-    "diff",
-    "template",
-    "templates",
+    "pattern",
+    "patterns",
+    "pipeline",
+    "plan",
+    "program",
+    "prompt",
+    "prompts",
+    "promql",
+    "queries",
+    "query",
+    "question",
+    "readme",
+    "reasoning",
+    "regex",
+    "regexp",
+    "reply",
+    "report",
+    "review",
+    "script",
+    "scripts",
+    "selector",
+    "shell",
+    "snippet",
+    "soql",
+    "source",
+    "sql",
+    "statement",
+    "statements",
+    "stderr",
+    "stdin",
+    "stdout",
     "str",
     "string",
-    "xml",
-    "css",
+    "summary",
     "svg",
-    "latex",
+    "template",
+    "templates",
     "tex",
+    "text",
+    "texts",
     "thought",
     "thoughts",
-    "reasoning",
-    "explanation",
-    "answer",
-    "article",
-    "reply",
-    "transcript",
-    "logs",
-    "details",
-    "detail",
-    "review",
-    "feedback",
-    "chunk",
-    "chunks",
-    "output",
-    "stdout",
-    "stderr",
-    "readme",
-    "changelog",
-    "report",
-    "question",
-    "excerpt",
-    "paragraph",
-    "plan",
     "todo",
-    "memory",
-    "observation",
+    "transcript",
+    "where",
+    "xml",
+    "xpath",
 ];
+
+/// The longest of [`NOT_DATA`].
+const LONGEST_WORD: usize = 12;
 
 /// Words before `code` that make it a number of something and no program.
 const CODES: [&str; 14] = [
@@ -157,7 +158,6 @@ pub(crate) fn says_no_data(name: &str) -> bool {
         }
     }
     let last = &name[start..];
-    let is = |w: &&str| last.eq_ignore_ascii_case(w);
     if last.eq_ignore_ascii_case("code") {
         let before = &name[..start];
         return !CODES.iter().any(|c| {
@@ -167,7 +167,11 @@ pub(crate) fn says_no_data(name: &str) -> bool {
                 && trimmed[trimmed.len() - c.len()..].eq_ignore_ascii_case(c)
         });
     }
-    NOT_DATA.iter().any(is)
+    let mut lower = [0; LONGEST_WORD];
+    let Some(lower) = lower.get_mut(..last.len()) else { return false };
+    lower.copy_from_slice(last.as_bytes());
+    lower.make_ascii_lowercase();
+    NOT_DATA.binary_search_by(|w| w.as_bytes().cmp(lower)).is_ok()
 }
 
 /// Whether the node of a document is data by its name and by those above it.
@@ -202,7 +206,14 @@ pub(crate) fn is_data(ex: &Extracted<'_>, segment: &Segment<'_>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::says_no_data;
+    use super::{LONGEST_WORD, NOT_DATA, says_no_data};
+
+    #[test]
+    fn the_words_can_be_looked_up() {
+        assert!(NOT_DATA.is_sorted());
+        assert_eq!(NOT_DATA.iter().map(|w| w.len()).max(), Some(LONGEST_WORD));
+        assert!(NOT_DATA.iter().all(|w| says_no_data(w) && says_no_data(&w.to_uppercase())));
+    }
 
     #[test]
     fn the_last_word_of_a_name_tells() {

@@ -210,6 +210,30 @@ const COMMANDS: [(After, &[&str]); 3] = [
     ),
 ];
 
+/// The first two letters of all commands: for each first byte a set of second ones, in lower case.
+const STARTS: [u64; 128] = starts();
+
+const fn starts() -> [u64; 128] {
+    let mut table = [0; 128];
+    let mut list = 0;
+    while list < COMMANDS.len() {
+        let names = COMMANDS[list].1;
+        let mut at = 0;
+        while at < names.len() {
+            let name = names[at].as_bytes();
+            table[(name[0] | 32) as usize & 127] |= 1 << ((name[1] | 32) & 63);
+            at += 1;
+        }
+        list += 1;
+    }
+    table
+}
+
+/// Whether some command begins with these two letters.
+const fn starts_one(a: u8, b: u8) -> bool {
+    STARTS[(a | 32) as usize & 127] >> ((b | 32) & 63) & 1 != 0
+}
+
 /// Values longer than this with line breaks are scripts or prose; a line break there separates nothing.
 const LONGEST_LINES: usize = 400;
 
@@ -284,6 +308,10 @@ fn entity_ends(text: &[u8], at: usize) -> bool {
 /// Where the command that starts at `at` ends, if one does.
 fn command(text: &[u8], at: usize, sign: u8) -> Option<usize> {
     let rest = &text[at..];
+    let [a, b, ..] = rest else { return None };
+    if *a != b'/' && !starts_one(*a, *b) {
+        return None;
+    }
     for prefix in [&b"/bin/"[..], b"/usr/bin/", b"/sbin/", b"/usr/sbin/", b"/usr/local/bin/"] {
         if rest.len() > prefix.len() && rest.starts_with(prefix) && rest[prefix.len()].is_ascii_alphanumeric()
         {

@@ -2,7 +2,7 @@
 //!
 //! A value can sit in a statement as it stands, or between quotes of either kind; an attack closes the quote
 //! that it sits in. So a text is read up to three times, each time as if it began there. The idea is
-//! libinjection's; the tokens and what is made of them (`sql_judge`) are our own.
+//! libinjection's; the tokens and what is made of them (the modules beside this one) are our own.
 
 /// What a token is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,12 +169,12 @@ fn word(text: &[u8], at: usize) -> (Option<Kind>, usize) {
     } else if is("u") && text[end..].starts_with(b"&'") {
         return (Some(Kind::Text), string_end(text, end + 2, b'\''));
     }
-    let kind = if is("or") || is("and") || is("xor") || is("having") {
-        Kind::Logic
-    } else if COMPARING.iter().any(|c| is(c)) {
-        Kind::Compare
-    } else {
-        Kind::Word
+    let kind = match word[0] | 32 {
+        b'o' | b'a' | b'x' | b'h' if is("or") || is("and") || is("xor") || is("having") => Kind::Logic,
+        b'l' | b'r' | b'i' | b'g' | b'b' | b's' | b'd' | b'm' if COMPARING.iter().any(|c| is(c)) => {
+            Kind::Compare
+        }
+        _ => Kind::Word,
     };
     (Some(kind), end)
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -34,12 +35,13 @@ pub(crate) struct Seen {
 }
 
 impl Watch {
-    pub(crate) fn start(pod: &Pod, host: &str) -> Self {
+    pub(crate) fn start(pod: &Pod, host: &str, address: SocketAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let secret = chat("demo", &format!("my key is {}", fake_key()), false);
         let secret = Call::post_json(format!("http://{host}/v1/chat/completions"), &secret);
         let page = Call::get(format!("http://{host}/api/orders"));
         let [keys, pages] = [secret, page].map(|call| {
+            let call = call.connect_to(address);
             let (stop, agent) = (Arc::clone(&stop), pod.agent.clone());
             std::thread::spawn(move || {
                 let mut all = Outcomes::default();
@@ -79,6 +81,18 @@ impl Seen {
     pub(crate) fn pages_were_only(&self, these: &[&str]) {
         assert!(self.pages.counts.keys().all(|what| these.contains(&what.as_str())), "{self}");
         assert!(self.pages.counts.contains_key("200"), "{self}");
+    }
+
+    /// The pages were served. A machine that does everything at once may be late for one in a hundred.
+    pub(crate) fn pages_were_served(&self) {
+        self.pages_were_only(&["200", "504 filter_unavailable"]);
+        let late = self.pages.counts.get("504 filter_unavailable").unwrap_or(&0);
+        assert!(late * 100 <= self.pages.counts["200"], "{self}");
+    }
+
+    /// Some of the pages were answered so.
+    pub(crate) fn pages_got(&self, this: &str) {
+        assert!(self.pages.counts.contains_key(this), "{self}");
     }
 
     /// Nobody waited longer for a refusal.

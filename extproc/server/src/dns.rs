@@ -327,7 +327,10 @@ impl Names {
         let mut worst = verdict;
         let found = reply::addresses(&answer.answers);
         for (owner, address, _) in &found {
-            let verdict = ask(Some(self.peer(*address, self.of_cluster(&lower(owner)))));
+            // Both: the cluster may point one of its names outside, and whoever answers for a name outside may say
+            // that it is one of the cluster's.
+            let of_cluster = subject.of_cluster && self.of_cluster(&lower(owner));
+            let verdict = ask(Some(self.peer(*address, of_cluster)));
             if verdict.decision > worst.decision {
                 worst = verdict;
             }
@@ -338,7 +341,7 @@ impl Names {
         if enforce && worst.decision.refuses() {
             return Err(Refused::Answer(worst));
         }
-        self.bind([text, host, &subject.name], &answer, &found);
+        self.bind([text, host, &subject.name], subject.of_cluster, &found);
         Ok(answer)
     }
 
@@ -347,26 +350,18 @@ impl Names {
         forward::ask(&self.conf.nameservers, name, kind).await.map_err(Refused::Failed)
     }
 
-    /// Notes the addresses under the names that were asked for, and every name that leads from them to the
-    /// addresses.
-    fn bind(&self, asked: [&str; 3], answer: &Answer, found: &[(&Name, IpAddr, u32)]) {
-        if found.is_empty() {
-            return;
-        }
-        let mut names = asked.map(str::to_owned).to_vec();
-        for record in &answer.answers {
-            if let RData::CNAME(target) = &record.data {
-                names.push(lower(&target.0));
-            }
-        }
+    /// Notes the addresses under the names that were asked for, and under no other: who answers for a name does
+    /// not answer for those that it is an alias of. A call that names one of these has it resolved.
+    fn bind(&self, mut names: [&str; 3], of_cluster: bool, found: &[(&Name, IpAddr, u32)]) {
         names.sort_unstable();
-        names.dedup();
         let now = now();
         let mut bindings = lock(&self.bindings);
         for (owner, address, ttl) in found {
-            let of_cluster = self.of_cluster(&lower(owner));
-            for name in &names {
-                bindings.bind(name, canonical(*address), of_cluster, *ttl, now);
+            let of_cluster = of_cluster && self.of_cluster(&lower(owner));
+            for (i, name) in names.iter().enumerate() {
+                if i == 0 || names[i - 1] != *name {
+                    bindings.bind(name, canonical(*address), of_cluster, *ttl, now);
+                }
             }
         }
     }

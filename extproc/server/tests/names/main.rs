@@ -282,9 +282,9 @@ async fn chains_services_and_hints_are_followed_and_hidden_names_are_not_handed_
     bench.nameserver.give("edge.cdn.test", a(7));
     let answer = bench.ask("api.example.com", RecordType::A).await;
     assert_eq!(answer.answers.len(), 2, "the whole chain");
-    for host in ["api.example.com", "edge.cdn.test"] {
-        assert!(matches!(bench.lead(host, "198.51.100.7").await, Destination::Bound(_)), "{host}");
-    }
+    assert!(matches!(bench.lead("api.example.com", "198.51.100.7").await, Destination::Bound(_)));
+    // The alias alone was allowed; its target is a name like every other.
+    assert!(matches!(bench.lead("edge.cdn.test", "198.51.100.7").await, Destination::Unbound(_)));
     let svcb = SVCB::new(
         1,
         Name::root(),
@@ -346,6 +346,25 @@ async fn a_name_that_leads_into_the_pod_the_node_or_the_platform_is_refused() {
     bench.nameserver.give("ext.data.svc.cluster.local", RData::CNAME(CNAME(name("inner.corp.test"))));
     bench.nameserver.give("inner.corp.test", v4("10.1.1.1"));
     assert_eq!(code(&bench.ask("ext.data.svc.cluster.local", RecordType::A).await), ResponseCode::NXDomain);
+    // Nor is an address the cluster's because an answer from outside says that a cluster's name has it.
+    bench.nameserver.forget("rebind.example.com");
+    bench.nameserver.give("rebind.example.com", RData::CNAME(CNAME(name("orders.shop.svc.cluster.local"))));
+    bench.nameserver.give("orders.shop.svc.cluster.local", v4("10.1.1.1"));
+    assert_eq!(code(&bench.ask("rebind.example.com", RecordType::A).await), ResponseCode::NXDomain);
+}
+
+#[tokio::test]
+async fn an_answer_says_nothing_of_other_names_than_the_one_that_was_asked_for() {
+    let bench = Bench::new(POLICY).await;
+    bench.nameserver.give("gone.example.com", RData::CNAME(CNAME(name("api.example.com"))));
+    bench.nameserver.give("api.example.com", v4("198.51.100.66"));
+    assert_eq!(bench.ask("gone.example.com", RecordType::A).await.answers.len(), 2);
+    assert!(matches!(bench.lead("gone.example.com", "198.51.100.66").await, Destination::Bound(_)));
+    // Who answers for the one name must not say where the other is; its own nameserver is asked.
+    bench.nameserver.forget("api.example.com");
+    bench.nameserver.give("api.example.com", v4("198.51.100.1"));
+    assert!(matches!(bench.lead("api.example.com", "198.51.100.66").await, Destination::Unbound(_)));
+    assert!(matches!(bench.lead("api.example.com", "198.51.100.1").await, Destination::Bound(_)));
 }
 
 #[tokio::test]

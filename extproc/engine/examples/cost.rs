@@ -106,7 +106,9 @@ fn main() {
     spec.egress.default = sallyport_api::DefaultAction::Allow;
     let inputs = inputs();
     let Some(wanted) = wanted else {
-        inputs.iter().for_each(|(name, _)| println!("{name}"));
+        for (name, _) in &inputs {
+            println!("{name}");
+        }
         return;
     };
     let Some((_, input)) = inputs.iter().find(|(name, _)| *name == wanted) else {

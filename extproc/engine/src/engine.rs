@@ -15,7 +15,7 @@ use crate::body::segment::{Origin, Place, Role, Segment};
 use crate::body::sse;
 use crate::body::stream::StreamScanner;
 use crate::decide::cedar::{Ask, Found, Policies};
-use crate::decide::egress;
+use crate::decide::egress::{self, Listing};
 use crate::decide::reach::{self, Reach};
 use crate::detect::{Detector, Item};
 use crate::finding::{Category, Finding, Surface};
@@ -49,8 +49,7 @@ struct Frame<'a> {
     direction: Direction,
     head: &'a RequestHead,
     status: u16,
-    egress_allowed: bool,
-    egress_listed: bool,
+    egress: Listing,
     tunnel: bool,
     /// A name is asked of the resolver.
     resolve: bool,
@@ -67,8 +66,7 @@ impl<'a> Frame<'a> {
             direction,
             head,
             status: 0,
-            egress_allowed: true,
-            egress_listed: false,
+            egress: Listing::Allowed,
             tunnel: false,
             resolve: false,
             reach: Reach::Unknown,
@@ -143,8 +141,7 @@ impl Engine {
         header_segments(&mut ex, &head.headers);
         let (reach, unreachable) = reach::of_call(&self.spec, head);
         let frame = Frame {
-            egress_allowed: egress::allows(&self.spec.egress, head),
-            egress_listed: egress::lists(&self.spec.egress, head),
+            egress: egress::listing(&self.spec.egress, head),
             tunnel: head.method == "CONNECT" || head.header("upgrade").is_some(),
             reach,
             unreachable,
@@ -188,7 +185,7 @@ impl Engine {
             None => (Reach::Unknown, String::new()),
         };
         let frame = Frame {
-            egress_allowed: listed != Listed::No,
+            egress: if listed == Listed::No { Listing::Denied } else { Listing::Allowed },
             resolve: true,
             reach,
             unreachable,
@@ -458,8 +455,7 @@ impl Engine {
             protocol: &ex.protocol,
             mcp_method: &ex.mcp_method,
             tools: &ex.tools,
-            egress_allowed: frame.egress_allowed,
-            egress_listed: frame.egress_listed,
+            egress: frame.egress,
             tunnel: frame.tunnel,
             resolve: frame.resolve,
             reach: frame.reach,

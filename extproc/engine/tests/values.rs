@@ -25,7 +25,7 @@ fn head(host: &str, path: &str) -> RequestHead {
         host: host.into(),
         port: 80,
         path: path.into(),
-        headers: vec![],
+        ..RequestHead::default()
     }
 }
 

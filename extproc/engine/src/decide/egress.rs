@@ -4,20 +4,34 @@ use sallyport_api::{DefaultAction, Egress, EgressAction, EgressRule, host_matche
 
 use crate::message::RequestHead;
 
-/// Whether the destination is allowed. The first rule that matches decides.
-pub(crate) fn allows(egress: &Egress, head: &RequestHead) -> bool {
-    match egress.rules.iter().find(|r| matches(r, head)) {
-        Some(rule) => rule.action == EgressAction::Allow,
-        None => egress.default == DefaultAction::Allow,
+/// What `spec.egress` says of a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listing {
+    Denied,
+    /// By the default, or by a rule for every host.
+    Allowed,
+    /// By a rule that names its host.
+    Named,
+}
+
+impl Listing {
+    /// What Cedar reads as `egress`.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Denied => "deny",
+            Self::Allowed | Self::Named => "allow",
+        }
     }
 }
 
-/// Whether a rule names the destination: its host and not just any.
-pub(crate) fn lists(egress: &Egress, head: &RequestHead) -> bool {
-    egress.rules.iter().find(|r| matches(r, head)).is_some_and(|rule| {
-        rule.action == EgressAction::Allow
-            && rule.hosts.iter().any(|h| h != "*" && host_matches(h, &head.host))
-    })
+/// What is said of a destination. The first rule that matches decides.
+pub(crate) fn listing(egress: &Egress, head: &RequestHead) -> Listing {
+    match egress.rules.iter().find(|r| matches(r, head)) {
+        Some(rule) if rule.action != EgressAction::Allow => Listing::Denied,
+        Some(rule) if rule.hosts.iter().any(|h| h != "*" && host_matches(h, &head.host)) => Listing::Named,
+        None if egress.default != DefaultAction::Allow => Listing::Denied,
+        _ => Listing::Allowed,
+    }
 }
 
 fn matches(rule: &EgressRule, head: &RequestHead) -> bool {
@@ -72,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_destination_is_listed_by_a_rule_that_names_it() {
+    fn a_destination_is_named_by_a_rule_with_its_host() {
         let rule = |host: &str, action| EgressRule {
             hosts: vec![host.to_owned()],
             ports: vec![],
@@ -81,12 +95,15 @@ mod tests {
             action,
         };
         let head = RequestHead { host: "10.0.0.7".into(), path: "/".into(), ..RequestHead::default() };
-        let listed = |rules: Vec<EgressRule>| lists(&Egress { rules, ..Egress::default() }, &head);
-        assert!(listed(vec![rule("10.0.0.7", EgressAction::Allow)]));
-        assert!(!listed(vec![rule("*", EgressAction::Allow)]));
-        assert!(!listed(vec![rule("10.0.0.8", EgressAction::Allow)]));
-        assert!(!listed(vec![rule("10.0.0.7", EgressAction::Deny), rule("10.0.0.7", EgressAction::Allow)]));
-        assert!(!listed(vec![]));
+        let of = |rules: Vec<EgressRule>| listing(&Egress { rules, ..Egress::default() }, &head);
+        assert_eq!(of(vec![rule("10.0.0.7", EgressAction::Allow)]), Listing::Named);
+        assert_eq!(of(vec![rule("*", EgressAction::Allow)]), Listing::Allowed);
+        assert_eq!(of(vec![rule("10.0.0.8", EgressAction::Allow)]), Listing::Denied);
+        let both = vec![rule("10.0.0.7", EgressAction::Deny), rule("10.0.0.7", EgressAction::Allow)];
+        assert_eq!(of(both), Listing::Denied);
+        let open = Egress { default: DefaultAction::Allow, ..Egress::default() };
+        assert_eq!(listing(&open, &head), Listing::Allowed);
+        assert_eq!(of(vec![]), Listing::Denied);
     }
 
     #[test]

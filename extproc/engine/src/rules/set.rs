@@ -204,17 +204,18 @@ impl CompiledRule {
             return;
         };
         let already = out.len();
-        let mut captures = regex.create_captures();
+        // Only groups need room, and few rules have one.
+        let mut captures = (self.group != 0).then(|| regex.create_captures());
         let mut at = from;
         while at <= to && out.len() - already < MOST_MATCHES {
             let input = Input::new(text.as_bytes()).span(at..to);
-            let (found, whole) = if self.group == 0 {
+            let (found, whole) = if let Some(captures) = &mut captures {
+                regex.search_captures(&input, captures);
+                let Some(m) = captures.get_match() else { break };
+                (hit_span(captures, self.group).unwrap_or((m.start(), m.end())), m.end())
+            } else {
                 let Some(m) = regex.find(input) else { break };
                 ((m.start(), m.end()), m.end())
-            } else {
-                regex.search_captures(&input, &mut captures);
-                let Some(m) = captures.get_match() else { break };
-                (hit_span(&captures, self.group).unwrap_or((m.start(), m.end())), m.end())
             };
             // What follows the hit in its match may stand before the next one: items of a list share the
             // character between them.
@@ -433,11 +434,14 @@ impl RuleSet {
             }
         }
         if bit >> VALUES != 0 {
+            let signs = value::Signs::of(text);
             if !self.sql.is_empty() {
-                value::scan_sql(text, |s, from, to| self.own(&self.sql, bit, s, text, from, to, out));
+                value::scan_sql(text, signs, |s, from, to| self.own(&self.sql, bit, s, text, from, to, out));
             }
             if !self.shell.is_empty() {
-                value::scan_shell(text, |s, from, to| self.own(&self.shell, bit, s, text, from, to, out));
+                value::scan_shell(text, signs, |s, from, to| {
+                    self.own(&self.shell, bit, s, text, from, to, out)
+                });
             }
         }
         if kind.url && !self.urls.is_empty() {

@@ -217,11 +217,11 @@ fn secret_file(p: &Parts<'_>) -> bool {
 
 /// The host of an authority, decoded and folded the way readers do: no user, no port, no width, lower case.
 fn host_of(authority: &str) -> Cow<'_, str> {
-    let host = authority.rsplit('@').next().unwrap_or(authority);
+    let host = &authority[memchr::memrchr(b'@', authority.as_bytes()).map_or(0, |n| n + 1)..];
     let host = if host.starts_with('[') {
         host.find(']').map_or(host, |n| &host[..=n])
     } else {
-        &host[..host.find(':').unwrap_or(host.len())]
+        &host[..memchr::memchr(b':', host.as_bytes()).unwrap_or(host.len())]
     };
     if host.bytes().all(|b| {
         b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'-' | b'[' | b']' | b':')

@@ -54,13 +54,16 @@ const LONGEST_LINK: usize = 4096;
 pub(crate) fn links(text: &str, mut found: impl FnMut(usize, usize)) {
     let bytes = text.as_bytes();
     let coded = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'/' | b'-' | b'_');
+    // A URL inside a URL was read with it.
+    let mut past = 0;
     for sign in memchr::memmem::find_iter(bytes, b"://") {
-        if !(bytes[..sign].ends_with(b"http") || bytes[..sign].ends_with(b"https")) {
+        if sign < past || !(bytes[..sign].ends_with(b"http") || bytes[..sign].ends_with(b"https")) {
             continue;
         }
         let most = bytes.len().min(sign + 3 + LONGEST_LINK);
         let ends = |b: &u8| b.is_ascii_whitespace() || matches!(b, b'"' | b'\'' | b'<' | b'>' | b')');
         let end = bytes[sign + 3..most].iter().position(ends).map_or(most, |n| sign + 3 + n);
+        past = end;
         let Some(host) = memchr::memchr3(b'/', b'?', b'#', &bytes[sign + 3..end]) else { continue };
         let mut at = sign + 3 + host;
         while at < end {
@@ -169,6 +172,7 @@ mod tests {
             format!("![x](http://h.example/a/b/{code}.png)"),
             format!("\u{e9}\u{2014}<https://h.example/p?x=1&d={code}==>"),
             format!("\"https://h.example#{code}\u{e9}\""),
+            format!("https://h.example/?u=https://i.example/{code}"),
         ] {
             let mut found = Vec::new();
             links(&text, |from, to| found.push(&text[from..to]));

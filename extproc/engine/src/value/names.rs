@@ -135,6 +135,20 @@ const NOT_DATA: [&str; 117] = [
 /// The longest of [`NOT_DATA`].
 const LONGEST_WORD: usize = 12;
 
+/// First and last letters of [`NOT_DATA`]: for each first one a set of last ones, both without their case.
+const ENDS: [u32; 32] = ends();
+
+const fn ends() -> [u32; 32] {
+    let mut table = [0; 32];
+    let mut at = 0;
+    while at < NOT_DATA.len() {
+        let word = NOT_DATA[at].as_bytes();
+        table[(word[0] & 31) as usize] |= 1 << (word[word.len() - 1] & 31);
+        at += 1;
+    }
+    table
+}
+
 /// Words before `code` that make it a number of something and no program.
 const CODES: [&str; 14] = [
     "zip", "postal", "post", "country", "currency", "promo", "coupon", "area", "status", "error", "discount",
@@ -166,6 +180,11 @@ pub(crate) fn says_no_data(name: &str) -> bool {
                 && trimmed.is_char_boundary(trimmed.len() - c.len())
                 && trimmed[trimmed.len() - c.len()..].eq_ignore_ascii_case(c)
         });
+    }
+    let ends = last.as_bytes();
+    let (Some(a), Some(b)) = (ends.first(), ends.last()) else { return false };
+    if ENDS[usize::from(a & 31)] >> (b & 31) & 1 == 0 {
+        return false;
     }
     let mut lower = [0; LONGEST_WORD];
     let Some(lower) = lower.get_mut(..last.len()) else { return false };

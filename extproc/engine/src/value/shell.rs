@@ -3,6 +3,7 @@
 //! A sign of the shell alone says nothing: people write `R&D; more below`. A sign with a command behind it,
 //! placed and followed the way a shell would have it, does.
 
+use super::{SHELL, Signs, of_shell};
 use crate::rules::Scanner;
 
 /// How a command must be followed to be taken for one.
@@ -241,20 +242,24 @@ const LONGEST_LINES: usize = 400;
 const MOST_SIGNS: usize = 512;
 
 /// Calls `found` for each command that is chained to what stands before it.
-pub(crate) fn scan(text: &str, mut found: impl FnMut(Scanner, usize, usize)) {
+pub(crate) fn scan(text: &str, signs: Signs, mut found: impl FnMut(Scanner, usize, usize)) {
     let bytes = text.as_bytes();
-    if !bytes.iter().any(|b| matches!(b, b';' | b'|' | b'&' | b'`' | b'$' | b'\n' | b'\r' | b'<' | b'>')) {
+    if !signs.hold(SHELL) {
         return;
     }
     let table = memchr::memchr_iter(b'|', bytes).count() > 3 && memchr::memmem::find(bytes, b"||").is_none();
     let mut at = 0;
-    let mut signs = 0;
-    while at < bytes.len() && signs < MOST_SIGNS {
+    let mut read = 0;
+    while at < bytes.len() && read < MOST_SIGNS {
+        if !of_shell(bytes[at]) {
+            at += 1;
+            continue;
+        }
         let Some((sign, next)) = separator(bytes, at, table) else {
             at += 1;
             continue;
         };
-        signs += 1;
+        read += 1;
         if let Some(end) = command(bytes, next, sign) {
             found(Scanner::ShellChain, at, end);
         }

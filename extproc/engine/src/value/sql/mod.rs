@@ -1,6 +1,6 @@
 //! SQL in a text that should be data.
 //!
-//! [`tokens`] reads a text as SQL; what is here asks each token whether a shape of an injection begins there, and
+//! The module `tokens` reads a text as SQL; what is here asks each token whether a shape of an injection begins there, and
 //! the other modules know the shapes.
 
 mod boolean;
@@ -8,6 +8,7 @@ mod calls;
 mod statement;
 mod tokens;
 
+use super::{BREAK, DASH, DIGIT, SPACE, SQL, Signs};
 use crate::rules::Scanner;
 use tokens::{Kind, Token, tokens};
 
@@ -23,8 +24,8 @@ struct Reading<'a> {
 }
 
 /// Calls `found` for each shape of an injection in `text`, with its span.
-pub(crate) fn scan(text: &str, mut found: impl FnMut(Scanner, usize, usize)) {
-    if !worth(text.as_bytes()) {
+pub(crate) fn scan(text: &str, signs: Signs, mut found: impl FnMut(Scanner, usize, usize)) {
+    if !worth(text, signs) {
         return;
     }
     // Most values have fewer tokens.
@@ -48,12 +49,10 @@ fn read(text: &[u8], buffer: &mut Vec<Token>, found: &mut impl FnMut(Scanner, us
 }
 
 /// Whether a text can be SQL at all: it holds a sign of the language, or numbers beside words.
-fn worth(text: &[u8]) -> bool {
-    text.iter().any(|b| {
-        matches!(b, b'\'' | b'"' | b'(' | b'=' | b'<' | b'>' | b';' | b'#' | b'@' | b'*' | b'|' | b'&')
-    }) || memchr::memmem::find(text, b"--").is_some()
-        || (text.iter().any(u8::is_ascii_digit)
-            && text.iter().any(|b| matches!(b, b' ' | b'\t' | b'\n' | b'+')))
+fn worth(text: &str, signs: Signs) -> bool {
+    signs.hold(SQL)
+        || (signs.hold(DASH) && text.contains("--"))
+        || (signs.hold(DIGIT) && signs.hold(SPACE | BREAK))
 }
 
 impl Reading<'_> {

@@ -68,7 +68,7 @@ kind-down: ## end the cluster in kind
 
 fuzz: ## bend messages for SALLYPORT_FUZZ_SECONDS (default 30) a target, optimised and with overflow checks
 	@SALLYPORT_FUZZ_SECONDS=$${SALLYPORT_FUZZ_SECONDS:-30} $(CARGO) test --profile fuzz --locked \
-		-p sallyport-engine -p sallyport-extproc -- bent bodies texts streams heads policies packs cedar
+		-p sallyport-engine -p sallyport-extproc -p sallyport-cni -- bent bodies texts streams heads policies packs cedar
 
 preflight: ## say what is missing on this machine, and how to get it
 	@tools/preflight

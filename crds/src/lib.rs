@@ -25,14 +25,17 @@ pub use check::check_spec;
 pub use class::{CLASSES, Class, class};
 #[cfg(feature = "kube")]
 pub use crd::{CrdError, crd, crd_yaml};
-pub use egress::{Listed, host_matches, network_holds};
+pub use egress::{
+    DefaultAction, Dns, Egress, EgressAction, EgressRule, Listed, Platform, ends_label, host_matches,
+    network_holds,
+};
 pub use load::{LoadError, load_policy};
 #[cfg(feature = "kube")]
 pub use policy::AgentPolicyObject;
 pub use policy::{
-    AgentPolicy, AgentPolicySpec, Capacity, Capture, CaptureMode, Cedar, DefaultAction, Detection, Dns,
-    Egress, EgressAction, EgressRule, Exception, FailurePolicy, Isolation, LabelOperator, LabelRequirement,
-    Limits, Metadata, Mode, OverrideAction, Platform, RuleOverride, Selector,
+    AgentPolicy, AgentPolicySpec, Capacity, Capture, CaptureMode, Cedar, Detection, Exception, FailurePolicy,
+    Isolation, LabelOperator, LabelRequirement, Limits, Metadata, Mode, OverrideAction, RuleOverride,
+    Selector,
 };
 #[cfg(feature = "kube")]
 pub use status::{AgentPolicyStatus, CapacityStatus};

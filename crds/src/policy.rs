@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::bounds;
 #[cfg(feature = "kube")]
 use crate::cel;
+use crate::egress::{Dns, Egress};
 
 /// What an agent may call and what its traffic is inspected for: the document that `sallyport up`, `lint`
 /// and the filter read. In a cluster the same document is an `AgentPolicyObject`, which carries
@@ -364,147 +365,6 @@ pub enum FailurePolicy {
     Open,
 }
 
-/// Which destinations an agent may call.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Egress {
-    /// What holds for a destination that no rule names.
-    pub default: DefaultAction,
-    /// Rules in order; the first that matches decides.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[cfg_attr(feature = "kube", schemars(length(max = bounds::EGRESS_RULES)))]
-    pub rules: Vec<EgressRule>,
-    /// What the platform serves beside the network: refused whatever the rules say, unless allowed here.
-    /// What is allowed is inspected like everything else, and a rule must name its host or address. Listener.
-    #[serde(skip_serializing_if = "is_default")]
-    pub platform: Platform,
-    /// Private networks (10.0.0.0/8, fc00::/7 and their kind) into which names of hosts outside of the cluster
-    /// may lead. Names of the cluster (`*.svc`) may lead into any of them.
-    #[serde(rename = "privateCIDRs", skip_serializing_if = "Vec::is_empty")]
-    #[cfg_attr(
-        feature = "kube",
-        schemars(
-            length(max = bounds::EXCLUDES),
-            inner(length(max = bounds::CIDR)),
-            extend("x-kubernetes-validations" = cel::cidrs())
-        )
-    )]
-    pub private_cidrs: Vec<String>,
-}
-
-/// What the platform serves to a pod beside the network, by exact address, port and path.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Platform {
-    /// The API server, at the address that every pod of the cluster is told.
-    #[serde(rename = "kubernetesAPI")]
-    pub kubernetes_api: DefaultAction,
-    /// The pod's own cloud credentials: `169.254.170.23:80/v1/credentials` and, in the metadata service,
-    /// `/computeMetadata/v1/instance/service-accounts/`.
-    pub pod_identity: DefaultAction,
-    /// The cloud's metadata service at `169.254.169.254:80` and `[fd00:ec2::254]:80`: every path of it.
-    pub metadata: DefaultAction,
-}
-
-/// Which names the agent may resolve. Those that `egress.rules` could allow it may.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Dns {
-    /// Names that may be resolved besides: exact, or `*.example.com` for every name below.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[cfg_attr(
-        feature = "kube",
-        schemars(
-            length(max = bounds::PATTERNS),
-            inner(length(max = bounds::HOST)),
-            extend("x-kubernetes-validations" = cel::names())
-        )
-    )]
-    pub allow: Vec<String>,
-    /// The most entropy of one label of 16 characters or more, in tenths of a bit per character, in names that
-    /// only a pattern allows. Words have 25 to 38, random letters and digits 40 to 50.
-    #[cfg_attr(feature = "kube", schemars(with = "i32", range(min = 10, max = bounds::LABEL_ENTROPY)))]
-    pub max_label_entropy: u32,
-}
-
-impl Default for Dns {
-    fn default() -> Self {
-        Self { allow: Vec::new(), max_label_entropy: 40 }
-    }
-}
-
-/// What holds where no rule matches.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
-pub enum DefaultAction {
-    /// Refused. A policy that says nothing about egress denies all of it.
-    #[default]
-    Deny,
-    /// Allowed, and inspected like everything else.
-    Allow,
-}
-
-/// One egress rule; every condition it states must hold.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct EgressRule {
-    /// Host names. `*.example.com` matches every name below `example.com`, not the name itself.
-    #[cfg_attr(
-        feature = "kube",
-        schemars(
-            length(max = bounds::PATTERNS),
-            inner(length(max = bounds::HOST)),
-            extend("x-kubernetes-validations" = cel::hosts())
-        )
-    )]
-    pub hosts: Vec<String>,
-    /// Ports; empty means every port.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[cfg_attr(
-        feature = "kube",
-        schemars(with = "Vec<i32>", length(max = bounds::PATTERNS), inner(range(min = 1, max = 65_535)))
-    )]
-    pub ports: Vec<u16>,
-    /// HTTP methods in capitals; empty means every method.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[cfg_attr(
-        feature = "kube",
-        schemars(
-            length(max = bounds::METHODS),
-            inner(length(max = bounds::METHOD)),
-            extend("x-kubernetes-validations" = cel::methods())
-        )
-    )]
-    pub methods: Vec<String>,
-    /// Paths: exact, or a prefix where the pattern ends in `*`; empty means every path.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[cfg_attr(
-        feature = "kube",
-        schemars(
-            length(max = bounds::PATTERNS),
-            inner(length(max = bounds::PATH)),
-            extend("x-kubernetes-validations" = cel::paths())
-        )
-    )]
-    pub paths: Vec<String>,
-    /// What the rule does.
-    pub action: EgressAction,
-}
-
-/// What an egress rule does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
-pub enum EgressAction {
-    /// The call goes on to inspection.
-    Allow,
-    /// The call is refused.
-    Deny,
-}
-
 /// Which rules look at the traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "kube", derive(schemars::JsonSchema))]
@@ -618,7 +478,7 @@ impl Default for Limits {
 }
 
 /// Whether a field says what would hold without it.
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 

@@ -5,6 +5,7 @@
 
 mod kubectl;
 mod namespace;
+mod pods;
 mod process;
 
 use std::sync::OnceLock;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 
 pub use kubectl::{Output, helm, kubectl, kubectl_input, shell};
 pub use namespace::{Namespace, Pod, agent_image, cni_spec, usual_spec};
+pub use pods::{CNI, OPERATOR, name_of, pods_of};
 pub use process::{file_in, node_root, resident_kib, restart_program, signal, signal_program};
 
 /// How long anything in the cluster may take before the test gives up: images are on the node, so a pod

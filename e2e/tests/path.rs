@@ -342,6 +342,20 @@ fn observe_lets_denied_hosts_pass() {
     let _ = rig.post("/echo", &json!({"a": 1})).send().unwrap().expect_status(200);
 }
 
+/// Observe resolves before the filter, which hears of Envoy's answer only. Nothing is judged, and the access log has
+/// the one line that names the host.
+#[test]
+fn observe_judges_no_call_whose_name_does_not_resolve() {
+    let rig = Plan::new(Filter::Honest).observe().policy(|spec| spec.egress.rules.clear()).start();
+    let answer = Call::get("http://nowhere.invalid/x").via(rig.proxy).send().unwrap();
+    assert_eq!(answer.expect_status(503).json()["error"]["code"], "upstream_unavailable");
+    let log = rig.access_log(1);
+    assert_eq!((&log[0]["authority"], &log[0]["status"]), (&json!("nowhere.invalid"), &json!(503)));
+    assert_eq!(log[0]["sallyport"], json!(null), "no verdict: {log:?}");
+    let records = std::fs::read_to_string(rig.run_dir().join("../filter.log")).unwrap();
+    assert!(!records.contains("sallyport::verdict"), "it is judged now: say so in limitations.md: {records}");
+}
+
 #[test]
 fn the_access_log_names_the_request_and_the_verdict() {
     let rig = honest();

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use sallyport_e2e::client::Call;
-use sallyport_e2e::cluster::{Namespace, SYSTEM, await_condition, helm, installed, kubectl};
+use sallyport_e2e::cluster::{
+    Namespace, OPERATOR, SYSTEM, await_condition, helm, installed, kubectl, name_of, pods_of,
+};
 use sallyport_e2e::messages::chat;
 use sallyport_e2e::upstream::fake_key;
 use serde_json::Value;
@@ -15,19 +17,9 @@ fn scrape(namespace: &str, pod: &str, port: u16) -> String {
 }
 
 fn operators() -> String {
-    let pods = kubectl(&[
-        "get",
-        "pods",
-        "-n",
-        SYSTEM,
-        "-l",
-        "app.kubernetes.io/name=sallyport-operator",
-        "--field-selector=status.phase=Running",
-        "-o",
-        "jsonpath={.items[*].metadata.name}",
-    ])
-    .unwrap();
-    pods.stdout.split_whitespace().map(|pod| scrape(SYSTEM, pod, 8080)).collect()
+    let mut pods = pods_of(SYSTEM, OPERATOR).unwrap();
+    pods.retain(|pod| pod["status"]["phase"] == "Running");
+    pods.iter().map(|pod| scrape(SYSTEM, name_of(pod), 8080)).collect()
 }
 
 /// The sum of the samples whose line holds all of these.

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use sallyport_e2e::client::Call;
 use sallyport_e2e::cluster::{
-    Namespace, Pod, SYSTEM, await_condition, await_within, file_in, kubectl, kubectl_input, shell, usual_spec,
+    Namespace, OPERATOR, Pod, SYSTEM, await_condition, await_within, file_in, kubectl, kubectl_input,
+    name_of, pods_of, shell, usual_spec,
 };
 use serde_json::{Value, json};
 
@@ -61,18 +62,8 @@ fn date(of: &str, format: &str) -> String {
 
 /// When the authority that signs ends, as every replica says: seconds since 1970.
 fn ends() -> Vec<i64> {
-    let pods = kubectl(&[
-        "get",
-        "pods",
-        "-n",
-        SYSTEM,
-        "-l",
-        "app.kubernetes.io/name=sallyport-operator",
-        "-o",
-        "jsonpath={.items[*].metadata.name}",
-    ]);
-    let names = pods.unwrap().stdout;
-    let said = names.split_whitespace().filter_map(|pod| {
+    let pods = pods_of(SYSTEM, OPERATOR).unwrap();
+    let said = pods.iter().map(name_of).filter_map(|pod| {
         let path = format!("/api/v1/namespaces/{SYSTEM}/pods/{pod}:8080/proxy/metrics");
         let page = kubectl(&["get", "--raw", &path]).ok()?.stdout;
         let line = page.lines().find(|l| {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use sallyport_e2e::agent::{Outcome, Task};
 use sallyport_e2e::client::Call;
 use sallyport_e2e::cluster::{
-    Namespace, SYSTEM, await_cni, await_condition, cni_spec, kubectl, node_root, upgrade_with,
+    CNI, Namespace, SYSTEM, await_cni, await_condition, cni_spec, kubectl, node_root, pods_of, upgrade_with,
 };
 use serde_json::{Value, json};
 
@@ -40,19 +40,7 @@ fn daemon(there: bool) {
         await_cni();
         return;
     }
-    await_condition("the daemon is away", || {
-        let pods = kubectl(&[
-            "get",
-            "pods",
-            "-n",
-            SYSTEM,
-            "-l",
-            "app.kubernetes.io/name=sallyport-cni",
-            "-o",
-            "name",
-        ]);
-        pods.ok().filter(|o| o.stdout.trim().is_empty())
-    });
+    await_condition("the daemon is away", || pods_of(SYSTEM, CNI).ok()?.is_empty().then_some(()));
 }
 
 fn events(namespace: &Namespace, pod: &str) -> String {

@@ -15,8 +15,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 use sallyport_e2e::client::Call;
 use sallyport_e2e::cluster::{
-    Namespace, Pod, SYSTEM, await_condition, await_operator, helm, install, kubectl, signal, upgrade,
-    usual_spec,
+    Namespace, OPERATOR, Pod, SYSTEM, await_condition, await_operator, helm, install, kubectl, pods_of,
+    signal, upgrade, usual_spec,
 };
 use sallyport_e2e::messages::chat;
 use sallyport_e2e::upstream::fake_key;
@@ -85,17 +85,7 @@ impl Traffic {
 fn operators(count: u32) {
     kubectl(&["scale", "deploy/sallyport-operator", "-n", SYSTEM, &format!("--replicas={count}")]).unwrap();
     await_condition("the operator's pods", || {
-        let pods = kubectl(&[
-            "get",
-            "pods",
-            "-n",
-            SYSTEM,
-            "-l",
-            "app.kubernetes.io/name=sallyport-operator",
-            "-o",
-            "name",
-        ]);
-        (pods.ok()?.stdout.lines().count() == count as usize).then_some(())
+        (pods_of(SYSTEM, OPERATOR).ok()?.len() == count as usize).then_some(())
     });
     if count > 0 {
         await_operator();
@@ -130,8 +120,7 @@ fn pods_enforce_on_without_any_operator_and_after_their_filter_restarts() {
 fn the_operator_comes_back_when_all_its_pods_are_deleted() {
     let _alone = alone();
     let (namespace, pod, host) = guarded("return");
-    kubectl(&["delete", "pods", "-n", SYSTEM, "-l", "app.kubernetes.io/name=sallyport-operator", "--now"])
-        .unwrap();
+    kubectl(&["delete", "pods", "-n", SYSTEM, "-l", OPERATOR, "--now"]).unwrap();
     enforces(&pod, &host);
     kubectl(&["rollout", "status", "deploy/sallyport-operator", "-n", SYSTEM, "--timeout=120s"]).unwrap();
     await_condition("a pod is guarded again", || namespace.apply(&Namespace::agent_manifest("late")).ok());

@@ -19,7 +19,7 @@ mod watch;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sallyport_e2e::cluster::{Namespace, SYSTEM, await_within, kubectl, resident_kib};
+use sallyport_e2e::cluster::{Namespace, OPERATOR, SYSTEM, await_within, kubectl, resident_kib};
 use sallyport_e2e::subscribers::micros;
 use serde_json::json;
 
@@ -176,8 +176,7 @@ fn changes(policy: &Policy<'_>, fleet: &Fleet) {
 fn restart(policy: &Policy<'_>, fleet: &Fleet) {
     let known = fleet.digests();
     let since = micros();
-    let label = "app.kubernetes.io/name=sallyport-operator";
-    kubectl(&["delete", "pods", "-n", SYSTEM, "-l", label, "--now"]).unwrap();
+    kubectl(&["delete", "pods", "-n", SYSTEM, "-l", OPERATOR, "--now"]).unwrap();
     let change = policy.change(2 << 20);
     let new = await_bundle(fleet, &known);
     let took = millis_since(&fleet.times(&new), since);

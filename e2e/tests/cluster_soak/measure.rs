@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 
 use sallyport_e2e::client::Call;
-use sallyport_e2e::cluster::{SYSTEM, kubectl, resident_kib};
+use sallyport_e2e::cluster::{OPERATOR, SYSTEM, pods_of, resident_kib};
 use serde_json::Value;
 
 /// The operator's pods that are there and not about to go.
 pub(crate) fn operators() -> Vec<Value> {
-    let label = "app.kubernetes.io/name=sallyport-operator";
-    let list = kubectl(&["get", "pods", "-n", SYSTEM, "-l", label, "-o", "json"]).unwrap().json();
-    let all = list["items"].as_array().unwrap();
-    all.iter().filter(|p| p["metadata"]["deletionTimestamp"].is_null()).cloned().collect()
+    let mut all = pods_of(SYSTEM, OPERATOR).unwrap();
+    all.retain(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    all
 }
 
 /// Resident memory of each replica, in MiB.

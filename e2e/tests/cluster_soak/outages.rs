@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use sallyport_e2e::client::{Answer, Call, End};
 use sallyport_e2e::cluster::{
-    Namespace, Pod, SYSTEM, await_operator, await_within, kubectl, resident_kib, restart_program, signal,
-    signal_program, usual_spec,
+    Namespace, Pod, SYSTEM, await_operator, await_within, kubectl, pods_of, resident_kib, restart_program,
+    signal, signal_program, usual_spec,
 };
 use sallyport_e2e::upstream::fake_key;
 use serde_json::{Value, json};
@@ -176,7 +176,13 @@ fn a_filter_killed_again_and_again_refuses_at_once_and_lets_no_key_pass() {
     let seen = watch.stop();
     println!("crashes: {seen}");
     seen.no_key_passed();
-    seen.pages_were_only(&["200", "503 filter_unavailable", "503 no_bundle", "504 filter_unavailable"]);
+    seen.pages_were_only(&[
+        "200",
+        "503 filter_unavailable",
+        "503 no_bundle",
+        "503 destination_unresolved",
+        "504 filter_unavailable",
+    ]);
     seen.pages_got("503 filter_unavailable");
     seen.refused_within(Duration::from_secs(5));
     await_within(DEADLINE, "kubelet counts them", || (guarded.restarts(EXTPROC) == TIMES).then_some(()));
@@ -287,7 +293,13 @@ fn guarded_pods_enforce_on_without_kubelet_and_its_return_starts_what_died() {
     let seen = watch.stop();
     println!("kubelet away, filter killed: {seen}");
     seen.no_key_passed();
-    seen.pages_were_only(&["200", "503 filter_unavailable", "503 no_bundle", "504 filter_unavailable"]);
+    seen.pages_were_only(&[
+        "200",
+        "503 filter_unavailable",
+        "503 no_bundle",
+        "503 destination_unresolved",
+        "504 filter_unavailable",
+    ]);
     await_within(DEADLINE, "kubelet counts it", || (guarded.restarts(EXTPROC) == 1).then_some(()));
     assert_eq!(guarded.restarts("agent") + guarded.restarts("sallyport-envoy"), 0);
 }
@@ -303,8 +315,7 @@ impl WithoutNames {
     fn start() -> Self {
         scale_coredns(0);
         await_within(DEADLINE, "CoreDNS is gone", || {
-            let args = ["get", "pods", "-n", "kube-system", "-l", "k8s-app=kube-dns", "-o", "name"];
-            kubectl(&args).ok()?.stdout.trim().is_empty().then_some(())
+            pods_of("kube-system", "k8s-app=kube-dns").ok()?.is_empty().then_some(())
         });
         Self
     }

@@ -495,7 +495,9 @@ impl Engine {
                     frame.head.host
                 );
             }
-            Some(Code::DestinationNotBound | Code::DestinationDenied) => return frame.unreachable.clone(),
+            Some(Code::DestinationNotBound | Code::DestinationUnresolved | Code::DestinationDenied) => {
+                return frame.unreachable.clone();
+            }
             Some(Code::EgressDenied) => {
                 return format!(
                     "{} {}:{} is not allowed by spec.egress of the AgentPolicy",

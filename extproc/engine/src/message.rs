@@ -12,6 +12,8 @@ pub enum Destination {
     Bound(Peer),
     /// To an address that the host does not have; the text says what was found out instead.
     Unbound(String),
+    /// Whether it is one of the host's could not be found out; the sentence says why.
+    Unresolved(String),
 }
 
 /// An address, and what is known of it.

@@ -51,6 +51,8 @@ pub enum Code {
     EgressDenied,
     /// The address that the connection goes to is not one of the host that the request names.
     DestinationNotBound,
+    /// The host that the request names could not be resolved, so nothing is known of the address: try again.
+    DestinationUnresolved,
     /// The address is one that no call may go to: metadata, link-local, loopback, private.
     DestinationDenied,
     /// The URL is malformed or longer than any honest one.
@@ -81,11 +83,12 @@ pub enum Code {
 
 impl Code {
     /// Every code, in the order of their declaration.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::PolicyDenied,
         Self::Held,
         Self::EgressDenied,
         Self::DestinationNotBound,
+        Self::DestinationUnresolved,
         Self::DestinationDenied,
         Self::BadUrl,
         Self::TunnelDenied,
@@ -108,6 +111,7 @@ impl Code {
             Self::Held => "held",
             Self::EgressDenied => "egress_denied",
             Self::DestinationNotBound => "destination_not_bound",
+            Self::DestinationUnresolved => "destination_unresolved",
             Self::DestinationDenied => "destination_denied",
             Self::BadUrl => "bad_url",
             Self::TunnelDenied => "tunnel_denied",
@@ -137,7 +141,7 @@ impl Code {
             Self::BadUrl => 400,
             Self::BodyTooLarge => 413,
             Self::BadEncoding => 415,
-            Self::Overloaded | Self::ShuttingDown | Self::NoBundle => 503,
+            Self::DestinationUnresolved | Self::Overloaded | Self::ShuttingDown | Self::NoBundle => 503,
             Self::ScanTimeout => 504,
             Self::PolicyError | Self::ProtocolError | Self::Internal => 500,
         }

@@ -27,7 +27,7 @@ use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::rdata::{A, AAAA};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use jiff::Timestamp;
-use sallyport_api::{Listed, Mode};
+use sallyport_api::{Listed, Mode, ends_label};
 use sallyport_engine::{Destination, NameQuestion, Peer, TransportFailure, Verdict};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -65,6 +65,8 @@ const KINDS: [RecordType; 8] = [
     RecordType::CNAME,
     RecordType::PTR,
 ];
+
+const BUSY: &str = "too many names are being resolved";
 
 /// The resolver; clones of its `Arc` share everything.
 pub struct Names {
@@ -153,22 +155,33 @@ impl Names {
     pub async fn find(self: Arc<Self>, host: String, address: IpAddr) -> Destination {
         let this = Arc::clone(&self);
         let found = self.runtime.spawn(async move {
-            this.resolve(&host, address).await;
-            let none = format!("{host} has no address {address}, to which the connection was made");
-            this.look(&host, address).unwrap_or(Destination::Unbound(none))
+            let failed = this.resolve(&host, address).await;
+            this.look(&host, address).unwrap_or_else(|| match failed {
+                Some(why) => {
+                    Destination::Unresolved(format!("{host} could not be resolved: {why}; try again"))
+                }
+                None => Destination::Unbound(format!(
+                    "{host} has no address {address}, to which the connection was made"
+                )),
+            })
         });
-        found.await.unwrap_or_else(|_| Destination::Unbound("the name could not be resolved".to_owned()))
+        found.await.unwrap_or_else(|_| Destination::Unresolved("the name could not be resolved".to_owned()))
     }
 
-    async fn resolve(&self, host: &str, address: IpAddr) {
+    /// What went wrong, if the host was not found and might have been.
+    async fn resolve(&self, host: &str, address: IpAddr) -> Option<String> {
+        let mut failed = None;
         let kind = if address.is_ipv4() { RecordType::A } else { RecordType::AAAA };
         for candidate in self.conf.candidates(host) {
             let Ok(name) = Name::from_ascii(format!("{candidate}.")) else { continue };
-            let answer = self.decide(&candidate, &name, kind, host).await;
-            if answer.is_ok_and(|a| a.code == ResponseCode::NoError) {
-                return;
+            match self.decide(&candidate, &name, kind, host).await {
+                Ok(answer) if answer.code == ResponseCode::NoError => return None,
+                Err(Refused::Failed(e)) => failed = Some(e.to_string()),
+                Err(Refused::Busy) => failed = Some(BUSY.to_owned()),
+                Ok(_) | Err(Refused::Question(_) | Refused::Answer(_)) => {}
             }
         }
+        failed
     }
 
     fn peer(&self, address: IpAddr, of_cluster: bool) -> Peer {
@@ -227,7 +240,7 @@ impl Names {
                 question,
                 ResponseCode::ServFail,
                 Extended::NotReady,
-                "too many names are being resolved; try again",
+                &format!("{BUSY}; try again"),
             ),
         }
     }
@@ -384,7 +397,9 @@ impl Names {
             };
             consider(short);
             let mut host = short;
-            while let Some((_, rest)) = host.split_once('.').filter(|(l, _)| l.starts_with('_')) {
+            while let Some((_, rest)) =
+                host.split_once('.').filter(|(l, _)| l.starts_with('_') && !l.ends_with('\\'))
+            {
                 host = rest;
             }
             if host.len() < short.len() {
@@ -431,7 +446,8 @@ impl std::fmt::Debug for Names {
 
 /// What stands before a search domain.
 fn below<'a>(name: &'a str, domain: &str) -> Option<&'a str> {
-    name.strip_suffix(domain)?.strip_suffix('.').filter(|rest| !rest.is_empty())
+    let rest = name.strip_suffix(domain).filter(|rest| ends_label(rest))?;
+    rest.strip_suffix('.').filter(|rest| !rest.is_empty())
 }
 
 fn lower(name: &Name) -> String {

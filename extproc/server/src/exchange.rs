@@ -272,6 +272,14 @@ impl Exchange {
             // request (413: its body is longer than what may be held), or it does not send us what we must
             // see. Both are the end of it.
             match (&self.request_side, response.status) {
+                // Before it asks us Envoy resolves names, where we only observe. What it can't resolve it
+                // answers itself; there was no call to judge.
+                (Side::Headers, 503) if !self.enforce => {
+                    self.request_side = Side::Passing;
+                    self.response_side = Side::Passing;
+                    let answer = reply::headers(Direction::Response, Vec::new(), &[], None);
+                    return self.answer(Direction::Request, answer, false);
+                }
                 (_, 413) => self.request_tally.failed(TransportFailure::BodyTooLarge),
                 // Envoy's own words are gone by then; it says 400 before it sends us the request.
                 (Side::Headers, 400) => self

@@ -245,6 +245,7 @@ pub(crate) fn status(code: Code) -> Status {
         | Code::BodyTooLarge
         | Code::DestinationDenied
         | Code::DestinationNotBound
+        | Code::DestinationUnresolved
         | Code::EgressDenied
         | Code::Held
         | Code::Killed

@@ -18,7 +18,7 @@ pub mod codes {
     pub const UPSTREAM_UNAVAILABLE: &str = "upstream_unavailable";
     /// A tunnel or an upgrade, whose bytes could not be inspected.
     pub const TUNNEL_DENIED: &str = "tunnel_denied";
-    /// A destination that leads back to the sidecar itself.
+    /// A destination that leads back to the sidecar itself, or to an address that no call may go to.
     pub const EGRESS_DENIED: &str = "egress_denied";
     /// A message that Envoy could not read, or that did not end in time.
     pub const PROTOCOL_ERROR: &str = "protocol_error";
@@ -48,7 +48,8 @@ pub(crate) fn local_reply() -> Value {
         mapper(
             &details("response.code_details.startsWith('rbac_access_denied')"),
             codes::EGRESS_DENIED,
-            "the destination is the sidecar itself",
+            // Both policies of the address guard: Envoy names in the details the one that matched, as `reason`.
+            "the destination is the sidecar itself, or an address that no call may go to, such as a link-local one",
         ),
         mapper(
             &json!({"response_flag_filter": {"flags": [

@@ -131,6 +131,7 @@ fn a_captured_call_goes_where_it_was_going_and_nothing_else_goes_anywhere() {
     for to in ["169.254.169.254", "169.254.7.7"] {
         let answer = agent(to, 80, &get(&near)).unwrap();
         assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("egress_denied"), "{to}: {answer}");
+        assert!(answer.contains("no call may go to") && answer.contains("[never]"), "{to}: {answer}");
     }
     // TLS is closed without a byte, and so is what is no HTTP.
     let hello = b"\x16\x03\x01\x00\x2f\x01\x00\x00\x2b\x03\x03\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x00\x00\x02\x13\x01\x01\x00\x00\x00";

@@ -199,7 +199,10 @@ impl Policies {
             }
             // A host that is not allowed is the plainer reason than the address it would have led to.
             let plainer = info.code == Some(Code::EgressDenied)
-                && matches!(out.code, Some(Code::DestinationNotBound | Code::DestinationDenied));
+                && matches!(
+                    out.code,
+                    Some(Code::DestinationNotBound | Code::DestinationUnresolved | Code::DestinationDenied)
+                );
             if info.decision > out.decision
                 || (info.decision == out.decision && (out.code.is_none() || plainer))
             {
@@ -434,6 +437,7 @@ fn load(name: &'static str, source: &str, schema: &Schema) -> Result<Set, String
             None => None,
             Some("egress_denied") => Some(Code::EgressDenied),
             Some("destination_not_bound") => Some(Code::DestinationNotBound),
+            Some("destination_unresolved") => Some(Code::DestinationUnresolved),
             Some("destination_denied") => Some(Code::DestinationDenied),
             Some("tunnel_denied") => Some(Code::TunnelDenied),
             Some("bad_url") => Some(Code::BadUrl),

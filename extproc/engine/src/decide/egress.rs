@@ -114,6 +114,8 @@ mod tests {
         assert!(!host_matches("*.example.com", ".example.com"));
         assert!(!host_matches("*.example.com", "badexample.com"));
         assert!(host_matches("*", "anything"));
+        // One label with a dot in it: of the nameservers of `com`.
+        assert!(!host_matches("*.example.com", r"a\.example.com"));
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub(crate) enum Reach {
     Platform,
     /// To an address that the host does not have.
     Unbound,
+    /// To an address of which nobody could say whose it is.
+    Unresolved,
     /// To an address that no call may go to.
     Denied,
 }
@@ -29,6 +31,7 @@ impl Reach {
             Self::Bound => "bound",
             Self::Platform => "platform",
             Self::Unbound => "unbound",
+            Self::Unresolved => "unresolved",
             Self::Denied => "denied",
         }
     }
@@ -54,6 +57,7 @@ pub(crate) fn of_call(spec: &AgentPolicySpec, head: &RequestHead) -> (Reach, Str
     match &head.destination {
         Destination::Unknown => (Reach::Unknown, String::new()),
         Destination::Unbound(why) => (Reach::Unbound, why.clone()),
+        Destination::Unresolved(why) => (Reach::Unresolved, why.clone()),
         Destination::Bound(peer) => {
             let path = head.path.split(['?', '#']).next().unwrap_or_default();
             of_peer(spec, &head.host, *peer, Some((head.port, path)))

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::{fs, io};
 
+use sallyport_api::ends_label;
 use serde::{Deserialize, Serialize};
 
 use crate::sidecar::replace;
@@ -87,7 +88,7 @@ impl Conf {
 
 /// Whether `name` is `domain` or below it.
 pub(crate) fn within(name: &str, domain: &str) -> bool {
-    name.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    name.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || ends_label(rest))
 }
 
 #[cfg(test)]

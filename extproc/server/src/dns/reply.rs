@@ -35,8 +35,11 @@ pub(crate) fn plain(question: &Message, code: ResponseCode) -> Message {
     message.metadata.recursion_desired = question.metadata.recursion_desired;
     message.metadata.recursion_available = true;
     message.metadata.response_code = code;
-    // As it was asked, capitals included: some clients compare them.
-    message.add_queries(question.queries.iter().cloned());
+    // As it was asked, capitals included: some clients compare them. Nobody asks two, and hundreds would be longer
+    // than a datagram may be.
+    if let [query] = question.queries.as_slice() {
+        message.add_query(query.clone());
+    }
     if question.edns.is_some() {
         let mut edns = Edns::new();
         edns.set_max_payload(UDP_BYTES);

@@ -73,7 +73,9 @@ impl Lookup {
     pub async fn run(self, timeout: Duration) -> Destination {
         let Self { names, host, address } = self;
         let late = format!("{host} could not be resolved in time; try again");
-        tokio::time::timeout(timeout, names.find(host, address)).await.unwrap_or(Destination::Unbound(late))
+        tokio::time::timeout(timeout, names.find(host, address))
+            .await
+            .unwrap_or(Destination::Unresolved(late))
     }
 }
 

@@ -14,7 +14,7 @@ type Zone = HashMap<(String, RecordType), Vec<Record>>;
 #[derive(Default)]
 pub struct Nameserver {
     zone: Mutex<Zone>,
-    asked: Mutex<Vec<String>>,
+    asked: Mutex<Vec<(Name, RecordType)>>,
 }
 
 pub fn name(text: &str) -> Name {
@@ -73,6 +73,12 @@ impl Nameserver {
 
     /// What was asked since the last time.
     pub fn asked(&self) -> Vec<String> {
+        let line = |(name, kind): (Name, _)| format!("{} {kind}", name.to_ascii().trim_end_matches('.'));
+        self.asked_for().into_iter().map(line).collect()
+    }
+
+    /// The same, with names as they came.
+    pub fn asked_for(&self) -> Vec<(Name, RecordType)> {
         std::mem::take(&mut self.asked.lock().unwrap())
     }
 
@@ -80,7 +86,7 @@ impl Nameserver {
         let question = Message::from_vec(bytes).unwrap();
         let query = question.queries[0].clone();
         let mut owner = query.name.to_ascii().trim_end_matches('.').to_owned();
-        self.asked.lock().unwrap().push(format!("{owner} {}", query.query_type));
+        self.asked.lock().unwrap().push((query.name.clone(), query.query_type));
         let mut answer = Message::new(question.metadata.id, MessageType::Response, question.metadata.op_code);
         answer.add_query(query.clone());
         let zone = self.zone.lock().unwrap();

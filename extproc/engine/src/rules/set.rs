@@ -440,7 +440,7 @@ impl RuleSet {
             }
             if !self.shell.is_empty() {
                 value::scan_shell(text, signs, |s, from, to| {
-                    self.own(&self.shell, bit, s, text, from, to, out)
+                    self.own(&self.shell, bit, s, text, from, to, out);
                 });
             }
         }

@@ -484,7 +484,10 @@ impl RuleSet {
             if *s != scanner || self.rules[rule].surfaces & bit == 0 || out.iter().any(|h| h.rule == rule) {
                 continue;
             }
-            let Some(except) = self.rules[rule].except() else { continue };
+            let Some(except) = self.rules[rule].except() else {
+                out.push(Hit { rule, start: 0, end: text.len(), broken: true });
+                continue;
+            };
             if self.rules[rule].confirms(text, start, end, except) {
                 out.push(Hit { rule, start, end, broken: false });
             }

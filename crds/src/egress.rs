@@ -185,12 +185,22 @@ pub enum Listed {
 impl Egress {
     /// Whether some call to a host could be allowed, whatever its port, method and path.
     pub fn may_allow(&self, host: &str) -> Listed {
+        self.may_allow_on(host, None)
+    }
+
+    /// Whether some call to a host on this port could be allowed; on any port where it is not known yet.
+    pub fn may_allow_on(&self, host: &str, port: Option<u16>) -> Listed {
         let mut listed = Listed::No;
         for rule in &self.rules {
             let Some(by) = rule.hosts.iter().filter(|p| host_matches(p, host)).map(|p| by(p)).max() else {
                 continue;
             };
-            let always = rule.ports.is_empty() && rule.methods.is_empty() && rule.paths.is_empty();
+            let on_port = rule.ports.is_empty() || port.is_none_or(|p| rule.ports.contains(&p));
+            if !on_port {
+                continue;
+            }
+            let every_port = rule.ports.is_empty() || port.is_some();
+            let always = every_port && rule.methods.is_empty() && rule.paths.is_empty();
             match rule.action {
                 EgressAction::Allow => listed = listed.max(by),
                 // The first rule that matches decides: nothing after this one is asked about the host.
@@ -271,6 +281,36 @@ mod tests {
         spec.egress.default = DefaultAction::Allow;
         assert_eq!(spec.names("anything.test"), Listed::ByPattern);
         assert_eq!(spec.names("bad.example.com"), Listed::No, "a rule stands before the default");
+    }
+
+    #[test]
+    fn where_the_port_is_known_the_rules_for_others_say_nothing() {
+        use EgressAction::{Allow, Deny};
+        let on = |ports: &[u16], rule: EgressRule| EgressRule { ports: ports.to_vec(), ..rule };
+        let egress = Egress {
+            rules: vec![
+                rule("closed.test", Deny, &[]),
+                on(&[22], rule("api.test", Deny, &[])),
+                rule("api.test", Deny, &["/admin/*"]),
+                on(&[443], rule("api.test", Allow, &["/v1/*"])),
+                on(&[22, 8443], rule("*.test", Allow, &[])),
+            ],
+            ..Egress::default()
+        };
+        for (host, port, listed) in [
+            ("api.test", Some(443), Listed::ByName),
+            ("api.test", None, Listed::ByName),
+            ("api.test", Some(80), Listed::No),
+            ("api.test", Some(22), Listed::No),
+            ("api.test", Some(8443), Listed::ByPattern),
+            ("closed.test", Some(8443), Listed::No),
+            ("closed.test", None, Listed::No),
+            ("other.test", None, Listed::ByPattern),
+            ("other.test", Some(443), Listed::No),
+            ("elsewhere", None, Listed::No),
+        ] {
+            assert_eq!(egress.may_allow_on(host, port), listed, "{host} {port:?}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A tiny HTTP/1.1 client over a plain TCP connection.
+//! A tiny HTTP/1.1 client over a plain TCP connection, or over TLS on one.
 //!
 //! A library client hides what these tests are about: where chunks end and when they came, whether a
 //! chunked body ended with its last chunk or with a cut, and what happens to requests that no library
@@ -10,6 +10,8 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+
+use crate::tls::Wire;
 
 /// How long a call may take before the client gives up: far above anything a test waits for.
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -33,10 +35,22 @@ pub struct Call {
     url: String,
     headers: Vec<(String, String)>,
     body: Body,
+    body_after: Duration,
     proxy: Option<SocketAddr>,
     connect_to: Option<SocketAddr>,
     deadline: Duration,
     give_up_after: Option<usize>,
+    said: Box<Said>,
+}
+
+/// What a call says otherwise than its URL does.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+struct Said {
+    trust: Option<String>,
+    server_name: Option<String>,
+    tunnel_to: Option<String>,
+    host: Option<String>,
+    target: Option<String>,
 }
 
 /// How a response ended.
@@ -84,18 +98,55 @@ impl Call {
             .body(Body::Sized(json.to_string().into()))
     }
 
-    /// Any method. The URL is `http://host:port/path`.
+    /// Any method. The URL is `http://host:port/path`; with `https://` a proxy is asked for a tunnel.
     pub fn new(method: &str, url: impl Into<String>) -> Self {
         Self {
             method: method.into(),
             url: url.into(),
             headers: Vec::new(),
             body: Body::None,
+            body_after: Duration::ZERO,
             proxy: None,
             connect_to: None,
             deadline: DEADLINE,
             give_up_after: None,
+            said: Box::default(),
         }
+    }
+
+    /// Trusts the authorities in this PEM text, for `https://`.
+    #[must_use]
+    pub fn trusting(mut self, pem: impl Into<String>) -> Self {
+        self.said.trust = Some(pem.into());
+        self
+    }
+
+    /// Names another server in the TLS handshake than the URL does.
+    #[must_use]
+    pub fn server_name(mut self, name: &str) -> Self {
+        self.said.server_name = Some(name.into());
+        self
+    }
+
+    /// Names another destination in CONNECT than the URL does.
+    #[must_use]
+    pub fn tunnel_to(mut self, authority: &str) -> Self {
+        self.said.tunnel_to = Some(authority.into());
+        self
+    }
+
+    /// Writes this into the request line instead of what the URL says.
+    #[must_use]
+    pub fn target(mut self, target: impl Into<String>) -> Self {
+        self.said.target = Some(target.into());
+        self
+    }
+
+    /// Says another `Host` than the URL does.
+    #[must_use]
+    pub fn host(mut self, host: &str) -> Self {
+        self.said.host = Some(host.into());
+        self
     }
 
     /// Adds a header.
@@ -109,6 +160,13 @@ impl Call {
     #[must_use]
     pub fn body(mut self, body: Body) -> Self {
         self.body = body;
+        self
+    }
+
+    /// Waits so long between the head and the body.
+    #[must_use]
+    pub fn body_after(mut self, pause: Duration) -> Self {
+        self.body_after = pause;
         self
     }
 
@@ -147,16 +205,87 @@ impl Call {
 
     /// Makes the call. An error means that no connection could be made or nothing be written.
     pub fn send(&self) -> io::Result<Answer> {
-        let rest = self.url.strip_prefix("http://").ok_or_else(|| io::Error::other("only http:// URLs"))?;
+        match self.open()? {
+            Opened::Refused(answer) => Ok(answer),
+            Opened::Ready(mut reader) => self.exchange(&mut reader),
+        }
+    }
+
+    /// Makes the call again and again on one connection: how long each took. All must be answered with 200.
+    pub fn repeat(&self, times: usize) -> io::Result<Vec<Duration>> {
+        let Opened::Ready(mut reader) = self.open()? else {
+            return Err(io::Error::other("no tunnel was opened"));
+        };
+        (0..times)
+            .map(|_| {
+                reader.start = Instant::now();
+                let answer = self.exchange(&mut reader)?;
+                if answer.status != 200 {
+                    return Err(io::Error::other(format!("status {}: {}", answer.status, answer.text())));
+                }
+                Ok(answer.took)
+            })
+            .collect()
+    }
+
+    /// Only connects, and shakes hands where it is TLS: how long that took.
+    pub fn connect(&self) -> io::Result<Duration> {
+        match self.open()? {
+            Opened::Refused(answer) => Err(io::Error::other(format!("status {}", answer.status))),
+            Opened::Ready(reader) => Ok(reader.start.elapsed()),
+        }
+    }
+
+    /// Scheme, authority and path of the URL.
+    fn parts(&self) -> io::Result<(&str, &str, &str)> {
+        let (scheme, rest) =
+            self.url.split_once("://").ok_or_else(|| io::Error::other("a URL has a scheme"))?;
+        if !["http", "https"].contains(&scheme) {
+            return Err(io::Error::other("only http:// and https:// URLs"));
+        }
         let (authority, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
-        let (address, target) = match self.proxy {
-            Some(proxy) => (proxy, if self.method == "CONNECT" { authority } else { &self.url }),
-            None => (self.connect_to.map_or_else(|| resolve(authority), Ok)?, path),
+        Ok((scheme, authority, path))
+    }
+
+    fn open(&self) -> io::Result<Opened> {
+        let (scheme, authority, _) = self.parts()?;
+        let address = match self.proxy {
+            Some(proxy) => proxy,
+            None => self.connect_to.map_or_else(|| resolve(authority), Ok)?,
         };
         let start = Instant::now();
-        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
-        stream.set_nodelay(true)?;
-        let mut head = format!("{} {target} HTTP/1.1\r\nhost: {authority}\r\n", self.method);
+        let tcp = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
+        tcp.set_nodelay(true)?;
+        let mut stream = Wire::Plain(tcp);
+        if scheme == "https" {
+            if self.proxy.is_some() {
+                let named = authority.contains(':');
+                let to = if named { authority.to_owned() } else { format!("{authority}:443") };
+                let to = self.said.tunnel_to.as_ref().unwrap_or(&to);
+                write!(stream, "CONNECT {to} HTTP/1.1\r\nhost: {to}\r\n\r\n")?;
+                let mut reader = self.reader(stream, start);
+                if let Some(refusal) = reader.tunnel() {
+                    return Ok(Opened::Refused(refusal));
+                }
+                stream = reader.stream;
+            }
+            let name = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
+            let name = self.said.server_name.as_deref().unwrap_or(name);
+            stream = stream.secure(name, self.said.trust.as_deref().unwrap_or_default(), self.deadline)?;
+        }
+        Ok(Opened::Ready(self.reader(stream, start)))
+    }
+
+    fn exchange(&self, reader: &mut Reader) -> io::Result<Answer> {
+        let (scheme, authority, path) = self.parts()?;
+        let target = match self.proxy {
+            Some(_) if self.method == "CONNECT" => authority,
+            Some(_) if scheme == "http" => &self.url,
+            _ => path,
+        };
+        let target = self.said.target.as_deref().unwrap_or(target);
+        let host = self.said.host.as_deref().unwrap_or(authority);
+        let mut head = format!("{} {target} HTTP/1.1\r\nhost: {host}\r\n", self.method);
         for (name, value) in &self.headers {
             let _ = write!(head, "{name}: {value}\r\n");
         }
@@ -167,20 +296,26 @@ impl Call {
             }
             Body::Chunked(_) => head.push_str("transfer-encoding: chunked\r\n\r\n"),
         }
-        stream.write_all(head.as_bytes())?;
+        reader.stream.write_all(head.as_bytes())?;
+        if !self.body_after.is_zero() {
+            std::thread::sleep(self.body_after);
+        }
         // A refusal may come, and the connection end, before all is written. That is an answer, not an error.
-        let _ = self.write_body(&mut stream);
-        let mut reader = Reader {
+        let _ = self.write_body(&mut reader.stream);
+        Ok(reader.answer(self.method == "HEAD"))
+    }
+
+    fn reader(&self, stream: Wire, start: Instant) -> Reader {
+        Reader {
             stream,
             buffer: Vec::new(),
             start,
             deadline: self.deadline,
             give_up_after: self.give_up_after.unwrap_or(usize::MAX),
-        };
-        Ok(reader.answer(self.method == "HEAD"))
+        }
     }
 
-    fn write_body(&self, stream: &mut TcpStream) -> io::Result<()> {
+    fn write_body(&self, stream: &mut Wire) -> io::Result<()> {
         match &self.body {
             Body::None => Ok(()),
             Body::Sized(bytes) => stream.write_all(bytes),
@@ -197,6 +332,13 @@ impl Call {
     }
 }
 
+/// What came of a connection.
+enum Opened {
+    Ready(Reader),
+    /// The proxy's answer to CONNECT.
+    Refused(Answer),
+}
+
 /// The first IPv4 address of a name or literal, with port 80 where none is given.
 fn resolve(authority: &str) -> io::Result<SocketAddr> {
     let with_port = if authority.rsplit_once(':').is_some_and(|(_, p)| p.parse::<u16>().is_ok()) {
@@ -209,6 +351,19 @@ fn resolve(authority: &str) -> io::Result<SocketAddr> {
 }
 
 impl Answer {
+    /// Nothing came back.
+    fn none() -> Self {
+        Self {
+            status: 0,
+            headers: Vec::new(),
+            body: Vec::new(),
+            pieces: Vec::new(),
+            trailers: Vec::new(),
+            end: End::Cut,
+            took: Duration::ZERO,
+        }
+    }
+
     /// The first header of that name.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
@@ -274,7 +429,7 @@ pub fn raw(address: SocketAddr, bytes: &[u8], deadline: Duration) -> io::Result<
 }
 
 struct Reader {
-    stream: TcpStream,
+    stream: Wire,
     buffer: Vec<u8>,
     start: Instant,
     deadline: Duration,
@@ -282,16 +437,21 @@ struct Reader {
 }
 
 impl Reader {
+    /// Reads the answer to CONNECT; what is not a tunnel comes back.
+    fn tunnel(&mut self) -> Option<Answer> {
+        let mut answer = Answer::none();
+        if self.head(&mut answer).is_ok() && answer.status == 200 {
+            return None;
+        }
+        // The head is read already: what is left is a body with a length.
+        let length = answer.header("content-length").and_then(|l| l.parse().ok()).unwrap_or(0);
+        answer.end = self.body(&mut answer, length).map_or_else(|end| end, |()| End::Clean);
+        answer.took = self.start.elapsed();
+        Some(answer)
+    }
+
     fn answer(&mut self, head_only: bool) -> Answer {
-        let mut answer = Answer {
-            status: 0,
-            headers: Vec::new(),
-            body: Vec::new(),
-            pieces: Vec::new(),
-            trailers: Vec::new(),
-            end: End::Cut,
-            took: Duration::ZERO,
-        };
+        let mut answer = Answer::none();
         answer.end = match self.read_into(&mut answer, head_only) {
             Ok(()) => End::Clean,
             Err(end) => end,
@@ -300,7 +460,8 @@ impl Reader {
         answer
     }
 
-    fn read_into(&mut self, answer: &mut Answer, head_only: bool) -> Result<(), End> {
+    /// Reads status and headers.
+    fn head(&mut self, answer: &mut Answer) -> Result<(), End> {
         loop {
             let line = self.line()?;
             let mut words = line.splitn(3, ' ');
@@ -309,9 +470,13 @@ impl Reader {
             // 100 Continue and its like announce another head; 101 does not.
             if !(100..200).contains(&status) || status == 101 {
                 answer.status = status;
-                break;
+                return Ok(());
             }
         }
+    }
+
+    fn read_into(&mut self, answer: &mut Answer, head_only: bool) -> Result<(), End> {
+        self.head(answer)?;
         if head_only || matches!(answer.status, 101 | 204 | 304) {
             return Ok(());
         }

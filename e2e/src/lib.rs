@@ -20,4 +20,5 @@ pub mod messages;
 pub mod rig;
 pub mod scripted;
 pub mod subscribers;
+pub mod tls;
 pub mod upstream;

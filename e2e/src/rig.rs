@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::client::Call;
+use crate::tls::Authority;
 use crate::upstream::Upstream;
 
 /// How long a start may take. A start takes a third of a second; a loaded machine gets a hundred times that.
@@ -43,6 +44,17 @@ pub struct Plan {
     message_timeout: Duration,
     patch: Box<dyn Fn(&mut Value)>,
     drain_seconds: u32,
+    tls: Option<Secure>,
+}
+
+/// How a rig speaks TLS.
+struct Secure {
+    upstream: Authority,
+    /// Names in the upstream's certificate.
+    names: Vec<String>,
+    /// Whether Envoy trusts the upstream's authority.
+    trusted: bool,
+    most_names: usize,
 }
 
 /// A running rig.
@@ -55,6 +67,7 @@ pub struct Rig {
     pub base: SocketAddr,
     dir: TempDir,
     filter_kind: Filter,
+    filter_args: Vec<String>,
     filter: Option<Child>,
     envoy: Child,
 }
@@ -81,7 +94,48 @@ impl Plan {
             message_timeout: Duration::from_secs(1),
             patch: Box::new(|_| {}),
             drain_seconds: 2,
+            tls: None,
         }
+    }
+
+    /// An upstream that speaks TLS, and a proxy that opens it for inspection. The upstream is called
+    /// `localhost`, and so its certificate says.
+    #[must_use]
+    pub fn tls(mut self) -> Self {
+        self.tls = Some(Secure {
+            upstream: Authority::default(),
+            names: vec!["localhost".into()],
+            trusted: true,
+            most_names: 512,
+        });
+        self
+    }
+
+    /// The upstream's certificate is for this name instead.
+    #[must_use]
+    pub fn upstream_called(mut self, name: &str) -> Self {
+        if let Some(tls) = &mut self.tls {
+            tls.names = vec![name.to_owned()];
+        }
+        self
+    }
+
+    /// Nobody trusts the upstream's authority.
+    #[must_use]
+    pub fn upstream_untrusted(mut self) -> Self {
+        if let Some(tls) = &mut self.tls {
+            tls.trusted = false;
+        }
+        self
+    }
+
+    /// Envoy holds certificates for so many names at most.
+    #[must_use]
+    pub fn most_names(mut self, names: usize) -> Self {
+        if let Some(tls) = &mut self.tls {
+            tls.most_names = names;
+        }
+        self
     }
 
     /// Changes the policy.
@@ -119,7 +173,14 @@ impl Plan {
 
     /// Starts everything and waits until it serves.
     pub fn start(self) -> Rig {
-        let upstream = Upstream::start(0).expect("an upstream on a free port");
+        let upstream = match &self.tls {
+            None => Upstream::start(0),
+            Some(tls) => {
+                let names: Vec<&str> = tls.names.iter().map(String::as_str).collect();
+                Upstream::start_tls(tls.upstream.server(&names))
+            }
+        };
+        let upstream = upstream.expect("an upstream on a free port");
         let dir = tempfile::Builder::new().prefix("sp").tempdir().expect("a temporary directory");
         std::fs::create_dir(dir.path().join("run")).expect("a directory of our own");
         let policy = AgentPolicy {
@@ -132,7 +193,15 @@ impl Plan {
         std::fs::write(dir.path().join("policy.yaml"), json!(policy).to_string())
             .expect("a writable directory");
 
-        let filter = start_filter(self.filter, dir.path());
+        let mut filter_args = Vec::new();
+        if let Some(tls) = &self.tls {
+            let other = Authority::default();
+            let trusted = if tls.trusted { &tls.upstream } else { &other };
+            std::fs::write(dir.path().join("upstream.pem"), &trusted.pem).expect("a writable directory");
+            let names = tls.most_names.to_string();
+            filter_args = ["--authority", "authority", "--tls-names", &names].map(str::to_owned).to_vec();
+        }
+        let filter = start_filter(self.filter, dir.path(), &filter_args);
         // A port that was free a moment ago may be gone; then Envoy says so and other ports are tried.
         for _ in 0..4 {
             let (proxy, base) = (free_port(), free_port());
@@ -140,9 +209,11 @@ impl Plan {
                 proxy: Some(ProxyListener::loopback(proxy)),
                 base_urls: vec![BaseUrl {
                     port: base,
-                    upstream: format!("http://{}", upstream.address).parse().expect("an address of ours"),
+                    upstream: upstream.url("").parse().expect("an address of ours"),
                 }],
                 message_timeout: self.message_timeout,
+                intercept_tls: self.tls.is_some(),
+                ca_bundle: "upstream.pem".into(),
                 access_log: AccessLog::File("access.log".into()),
                 ..Settings::new("run")
             };
@@ -158,6 +229,7 @@ impl Plan {
                     base: SocketAddr::from(([127, 0, 0, 1], base)),
                     dir,
                     filter_kind: self.filter,
+                    filter_args,
                     filter,
                     envoy,
                 };
@@ -170,17 +242,30 @@ impl Plan {
 impl Rig {
     /// A GET of the upstream's path, through the explicit proxy.
     pub fn get(&self, path: &str) -> Call {
-        Call::get(self.upstream.url(path)).via(self.proxy)
+        self.trusting(Call::get(self.upstream.url(path)).via(self.proxy))
     }
 
     /// A POST of JSON to the upstream's path, through the explicit proxy.
     pub fn post(&self, path: &str, body: &Value) -> Call {
-        Call::post_json(self.upstream.url(path), body).via(self.proxy)
+        self.trusting(Call::post_json(self.upstream.url(path), body).via(self.proxy))
     }
 
     /// Any call to the upstream's path, through the explicit proxy.
     pub fn call(&self, method: &str, path: &str) -> Call {
-        Call::new(method, self.upstream.url(path)).via(self.proxy)
+        self.trusting(Call::new(method, self.upstream.url(path)).via(self.proxy))
+    }
+
+    /// The call, with trust in the authority that signs what the proxy shows; without one it stays as it is.
+    pub fn trusting(&self, call: Call) -> Call {
+        match std::fs::read_to_string(self.dir.path().join("authority/ca.pem")) {
+            Ok(pem) => call.trusting(pem),
+            Err(_) => call,
+        }
+    }
+
+    /// Where the authority that agents must trust is kept.
+    pub fn authority_dir(&self) -> PathBuf {
+        self.dir.path().join("authority")
     }
 
     /// The directory with the sockets.
@@ -213,7 +298,7 @@ impl Rig {
 
     /// Starts the filter again.
     pub fn start_filter(&mut self) {
-        self.filter = start_filter(self.filter_kind, self.dir.path());
+        self.filter = start_filter(self.filter_kind, self.dir.path(), &self.filter_args);
     }
 
     /// Sends Envoy a signal.
@@ -311,7 +396,7 @@ pub fn workspace_binary(name: &str, variable: &str) -> PathBuf {
     })
 }
 
-fn start_filter(kind: Filter, dir: &Path) -> Option<Child> {
+fn start_filter(kind: Filter, dir: &Path, args: &[String]) -> Option<Child> {
     let binary = match kind {
         Filter::None => return None,
         Filter::Honest => workspace_binary("sallyport-extproc", "SALLYPORT_EXTPROC"),
@@ -321,6 +406,7 @@ fn start_filter(kind: Filter, dir: &Path) -> Option<Child> {
     let mut child = Command::new(&binary)
         // Relative, so that a long TMPDIR can't exceed what a socket's path may have.
         .args(["--policy", "policy.yaml", "--socket", "run/extproc.sock"])
+        .args(args)
         .current_dir(dir)
         // A panic must answer within the message timeout, not after the symbols of a debug build.
         .env("RUST_BACKTRACE", "0")

@@ -25,8 +25,10 @@ use hyper::header::CONTENT_TYPE;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
 
 /// A response of the upstream.
 pub type Reply = Response<BoxBody<Bytes, Infallible>>;
@@ -93,6 +95,7 @@ pub struct Upstream {
     pub address: SocketAddr,
     /// What it saw.
     pub seen: Seen,
+    scheme: &'static str,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -105,6 +108,16 @@ impl Upstream {
 
     /// Starts an upstream on this address; in a pod that is every address.
     pub fn start_at(address: SocketAddr) -> std::io::Result<Self> {
+        Self::serve(address, None)
+    }
+
+    /// Starts an upstream that speaks TLS, on a free port of the loopback.
+    pub fn start_tls(config: Arc<rustls::ServerConfig>) -> std::io::Result<Self> {
+        Self::serve(SocketAddr::from(([127, 0, 0, 1], 0)), Some(config.into()))
+    }
+
+    fn serve(address: SocketAddr, tls: Option<TlsAcceptor>) -> std::io::Result<Self> {
+        let scheme = if tls.is_some() { "https" } else { "http" };
         let listener = std::net::TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -116,17 +129,22 @@ impl Upstream {
             runtime.block_on(async {
                 let listener = TcpListener::from_std(listener).expect("a listener made above");
                 tokio::select! {
-                    () = accept(&listener, &counted) => {}
+                    () = accept(&listener, tls, &counted) => {}
                     _ = stopped => {}
                 }
             });
         })?;
-        Ok(Self { address, seen, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { address, seen, scheme, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// `http://127.0.0.1:port` and the path.
+    /// `http://127.0.0.1:port` and the path; `https://localhost:port` where it speaks TLS, because an address is
+    /// no name that TLS could ask for.
     pub fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.address)
+        if self.scheme == "https" {
+            format!("https://localhost:{}{path}", self.address.port())
+        } else {
+            format!("http://{}{path}", self.address)
+        }
     }
 
     /// Serves until the process ends.
@@ -146,18 +164,31 @@ impl Drop for Upstream {
     }
 }
 
-async fn accept(listener: &TcpListener, seen: &Seen) {
+async fn accept(listener: &TcpListener, tls: Option<TlsAcceptor>, seen: &Seen) {
     while let Ok((stream, _)) = listener.accept().await {
         let _ = stream.set_nodelay(true);
         let seen = seen.clone();
+        let tls = tls.clone();
         tokio::spawn(async move {
-            let service = hyper::service::service_fn(move |request| answer(request, seen.clone()));
-            let _ = hyper::server::conn::http1::Builder::new()
-                .serve_connection(TokioIo::new(stream), service)
-                .with_upgrades()
-                .await;
+            match tls {
+                None => serve_connection(stream, seen).await,
+                // A handshake that fails is the other side's affair.
+                Some(tls) => {
+                    if let Ok(stream) = tls.accept(stream).await {
+                        serve_connection(stream, seen).await;
+                    }
+                }
+            }
         });
     }
+}
+
+async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, seen: Seen) {
+    let service = hyper::service::service_fn(move |request| answer(request, seen.clone()));
+    let _ = hyper::server::conn::http1::Builder::new()
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades()
+        .await;
 }
 
 async fn answer(request: Request<Incoming>, seen: Seen) -> Result<Reply, Infallible> {

@@ -32,6 +32,8 @@ pub(super) struct Guard {
     base: SocketAddr,
     child: Child,
     lines: Receiver<Value>,
+    /// A demo leaves nothing behind, its authority included.
+    _authority: tempfile::TempDir,
 }
 
 /// How a row's call gets to the upstream.
@@ -95,9 +97,12 @@ impl Guard {
     pub(super) fn start(policy: &Path, upstream: &Upstream) -> anyhow::Result<Self> {
         let (proxy, base) = (free_port()?, free_port()?);
         let binary = workspace_binary("sallyport", "SALLYPORT");
+        let authority = tempfile::tempdir().context("no temporary directory")?;
         let mut child = Command::new(&binary)
             .args(["up", "--log", "json", "--proxy-port", &proxy.to_string(), "-f"])
             .arg(policy)
+            .arg("--authority")
+            .arg(authority.path())
             .args(["--base-url", &format!("{base}={}", upstream.url(""))])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -112,6 +117,7 @@ impl Guard {
             base: SocketAddr::from(([127, 0, 0, 1], base)),
             child,
             lines,
+            _authority: authority,
         };
         if let Err(e) = guard.wait_ready() {
             guard.stop();

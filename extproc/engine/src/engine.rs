@@ -124,6 +124,30 @@ impl Engine {
 
     /// Decides on a request's head: URL, headers, destination.
     pub fn request_head(&self, head: &RequestHead, now: Timestamp) -> Verdict {
+        let tunnel = head.method == "CONNECT" || head.header("upgrade").is_some();
+        self.head(head, egress::listing(&self.spec.egress, head), tunnel, now)
+    }
+
+    /// Decides on a CONNECT whose bytes will be inspected: on its headers, and on whether any request to
+    /// that host and port might be allowed. Those that come through it are judged themselves.
+    pub fn request_tunnel(&self, head: &RequestHead, now: Timestamp) -> Verdict {
+        let listed = self.spec.egress.may_allow_on(&head.host, Some(head.port));
+        self.head(head, Listing::of_name(listed), false, now)
+    }
+
+    /// Decides on a TLS connection to a server of that name (lower case), whatever its port.
+    pub fn server_name(&self, name: &str, now: Timestamp) -> Verdict {
+        let head = RequestHead {
+            method: "CONNECT".into(),
+            scheme: "https".into(),
+            host: name.into(),
+            port: 443,
+            ..RequestHead::default()
+        };
+        self.head(&head, Listing::of_name(self.spec.egress.may_allow(name)), false, now)
+    }
+
+    fn head(&self, head: &RequestHead, egress: Listing, tunnel: bool, now: Timestamp) -> Verdict {
         let url = url_of(head);
         let mut ex = Extracted::default();
         ex.structural.extend(url_structure(&url));
@@ -140,13 +164,7 @@ impl Engine {
         }
         header_segments(&mut ex, &head.headers);
         let (reach, unreachable) = reach::of_call(&self.spec, head);
-        let frame = Frame {
-            egress: egress::listing(&self.spec.egress, head),
-            tunnel: head.method == "CONNECT" || head.header("upgrade").is_some(),
-            reach,
-            unreachable,
-            ..Frame::new(Direction::Request, head, now)
-        };
+        let frame = Frame { egress, tunnel, reach, unreachable, ..Frame::new(Direction::Request, head, now) };
         self.judge(&frame, &ex).0
     }
 
@@ -185,7 +203,7 @@ impl Engine {
             None => (Reach::Unknown, String::new()),
         };
         let frame = Frame {
-            egress: if listed == Listed::No { Listing::Denied } else { Listing::Allowed },
+            egress: Listing::of_name(listed),
             resolve: true,
             reach,
             unreachable,
@@ -505,7 +523,7 @@ impl Engine {
                 );
             }
             Some(Code::TunnelDenied) => {
-                return "a tunnel (CONNECT or an upgrade) carries bytes that can't be inspected; call the server with plain HTTP through the proxy, or through a base URL".into();
+                return "a tunnel (CONNECT or an upgrade) carries bytes that can't be inspected; call the server without one, or through a base URL".into();
             }
             Some(Code::PolicyError) => {
                 return "a Cedar policy could not be evaluated; see `policies`".into();

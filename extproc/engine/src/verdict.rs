@@ -57,6 +57,8 @@ pub enum Code {
     DestinationDenied,
     /// The URL is malformed or longer than any honest one.
     BadUrl,
+    /// The request is for another server than its TLS connection was opened to.
+    Misdirected,
     /// A tunnel (CONNECT, upgrade) whose bytes could not be inspected.
     TunnelDenied,
     /// A body larger than `limits.maxBodyBytes`.
@@ -83,7 +85,7 @@ pub enum Code {
 
 impl Code {
     /// Every code, in the order of their declaration.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::PolicyDenied,
         Self::Held,
         Self::EgressDenied,
@@ -91,6 +93,7 @@ impl Code {
         Self::DestinationUnresolved,
         Self::DestinationDenied,
         Self::BadUrl,
+        Self::Misdirected,
         Self::TunnelDenied,
         Self::BodyTooLarge,
         Self::BadEncoding,
@@ -114,6 +117,7 @@ impl Code {
             Self::DestinationUnresolved => "destination_unresolved",
             Self::DestinationDenied => "destination_denied",
             Self::BadUrl => "bad_url",
+            Self::Misdirected => "misdirected",
             Self::TunnelDenied => "tunnel_denied",
             Self::BodyTooLarge => "body_too_large",
             Self::BadEncoding => "bad_encoding",
@@ -139,6 +143,7 @@ impl Code {
             | Self::TunnelDenied
             | Self::Killed => 403,
             Self::BadUrl => 400,
+            Self::Misdirected => 421,
             Self::BodyTooLarge => 413,
             Self::BadEncoding => 415,
             Self::DestinationUnresolved | Self::Overloaded | Self::ShuttingDown | Self::NoBundle => 503,
@@ -234,6 +239,7 @@ pub struct StreamStep {
 #[allow(missing_docs, reason = "each maps to the documented code of the same name")]
 pub enum TransportFailure {
     BadUrl,
+    Misdirected,
     TunnelDenied,
     BodyTooLarge,
     BadEncoding,
@@ -252,6 +258,10 @@ impl TransportFailure {
                 (Code::BodyTooLarge, "the body is larger than spec.limits.maxBodyBytes of the AgentPolicy")
             }
             Self::BadUrl => (Code::BadUrl, "the request names no host that can be read"),
+            Self::Misdirected => (
+                Code::Misdirected,
+                "the request's host is not the server that its TLS connection was opened to (SNI, CONNECT)",
+            ),
             Self::TunnelDenied => {
                 (Code::TunnelDenied, "the connection would become a tunnel, whose bytes can't be inspected")
             }

@@ -1,7 +1,7 @@
 //! Protobuf code for the protocols that Envoy speaks with the filter and the filter with the operator,
 //! vendored.
 //!
-//! Generated, checked in, and trimmed to what ext_proc needs, because a crate of all of Envoy's messages
+//! Generated, checked in, and trimmed to what ext_proc and secrets need, because a crate of all of Envoy's messages
 //! takes longer to compile than the rest of the product. `regen.sh` makes it anew; `regen.sh --check` tells
 //! whether what is checked in is stale. Bodies and header values are [`bytes::Bytes`]: they pass from the
 //! frame they came in to the frame they leave in without a copy.
@@ -34,6 +34,24 @@ pub mod ext_proc {
         ProtocolConfiguration, StreamedBodyResponse, TrailersResponse,
     };
     pub use crate::generated::envoy::r#type::v3::HttpStatus;
+}
+
+/// Secrets: how Envoy gets certificates, over delta ADS.
+pub mod secrets {
+    pub use crate::generated::envoy::config::core::v3::DataSource;
+    pub use crate::generated::envoy::config::core::v3::data_source::Specifier;
+    pub use crate::generated::envoy::extensions::transport_sockets::tls::v3::secret::Type;
+    pub use crate::generated::envoy::extensions::transport_sockets::tls::v3::{Secret, TlsCertificate};
+    pub use crate::generated::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
+    pub use crate::generated::envoy::service::discovery::v3::aggregated_discovery_service_server::{
+        AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
+    };
+    pub use crate::generated::envoy::service::discovery::v3::{
+        DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
+    };
+
+    /// The type of the only resources that are served.
+    pub const SECRET_TYPE: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret";
 }
 
 /// Discovery: how a sidecar gets its bundle from the operator.

@@ -8,12 +8,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
+use jiff::Timestamp;
 use sallyport_engine::Engine;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::observer::LogObserver;
 use crate::server::Server;
+use crate::tls::{Authority, Minter, Tls};
 use crate::{sidecar, watchdog};
 use args::{Args, Parsed, parse};
 
@@ -81,6 +83,7 @@ fn run_sidecar(options: sidecar::Options, log_level: tracing::Level) -> Result<(
 fn enforce_file(args: Args) -> Result<()> {
     start_log(args.log_level);
     let engine = load(&args.policy)?;
+    let tls = args.authority.as_deref().map(|dir| certificates(dir, args.tls_names)).transpose()?;
     let socket = args.config.socket.display().to_string();
     let runtime = runtime()?;
     let served = runtime.block_on(async {
@@ -90,13 +93,21 @@ fn enforce_file(args: Args) -> Result<()> {
             eprintln!("sallyport-extproc: nothing was answered for {} s; aborting", limit.as_secs());
             std::process::abort();
         })?;
-        let server = Server::bind(args.config, Arc::new(engine), Arc::new(LogObserver))
+        let mut server = Server::bind(args.config, Arc::new(engine), Arc::new(LogObserver))
             .with_context(|| format!("--socket {socket}: can't listen"))?;
+        if let Some(tls) = tls {
+            server = server.with_tls(tls);
+        }
         tracing::info!(socket, "listening");
         server.serve(shutdown).await.context("the server failed")
     });
     runtime.shutdown_background();
     served
+}
+
+fn certificates(dir: &Path, names: usize) -> Result<Tls> {
+    let authority = Authority::open(dir, Timestamp::now()).context("--authority")?;
+    Ok(Tls::new(Minter::new(authority)?).most_names(names))
 }
 
 fn load(path: &Path) -> Result<Engine> {

@@ -29,6 +29,7 @@ use crate::head::{self, Head};
 use crate::observer::Direction;
 use crate::reply::{self, Send};
 use crate::tally::{Subject, Tally};
+use crate::tls::{Inside, OpenedTo};
 
 use ending::unenforceable;
 pub(crate) use step::INLINE_SCAN_BYTES;
@@ -55,6 +56,8 @@ pub struct Exchange {
     in_body: bool,
     /// Refused or cut: what still comes means nothing.
     over: bool,
+    /// The servers that the connection was opened to; nothing where it is none of TLS.
+    opened_to: OpenedTo,
     /// When the message that is being worked on came.
     started: Instant,
     first: bool,
@@ -87,6 +90,7 @@ impl Exchange {
             streaming: false,
             in_body: false,
             over: false,
+            opened_to: OpenedTo::default(),
             started: Instant::now(),
             first: true,
             original: None,
@@ -112,6 +116,7 @@ impl Exchange {
             if let Some(id) = head::id_attribute(&message) {
                 self.subject.id = Arc::from(id);
             }
+            self.opened_to = OpenedTo::read(&message, self.cx.inside);
             self.original = head::destination_attribute(&message).filter(|_| self.cx.captured);
             if let Some(fault) = unenforceable(&message).filter(|_| self.enforce) {
                 tracing::error!("can't enforce with this configuration of Envoy's ext_proc filter: {fault}");
@@ -138,7 +143,7 @@ impl Exchange {
             return self
                 .disorder(Direction::Request, reply::headers(Direction::Request, Vec::new(), &[], None));
         }
-        let mut head = head::request(message.headers, self.cx.upstream.as_ref());
+        let mut head = head::request(message.headers, self.cx.upstream.as_ref(), self.cx.inside);
         if !self.cx.captured || head.bad.is_some() {
             return self.request_head(head, message.end_of_stream);
         }
@@ -178,15 +183,21 @@ impl Exchange {
         self.request_tally.open = true;
 
         // A head that makes no sense is not worth the engine's opinion.
+        // CONNECT on a listener that opens what comes through it is a question of the destination only.
+        let upgrade = head::is_upgrade(&request);
+        let opened = request.method == "CONNECT" && self.cx.inside == Inside::Proxy && !upgrade;
         let verdict = match head.bad {
             Some(why) => head::bad_url(why),
+            // Judged by one name and sent to the server of another would be a way around the policy, here or
+            // at the upstream.
+            None if !self.opened_to.agree(&request) => TransportFailure::Misdirected.verdict(),
+            None if opened => self.ask(|judge, now| judge.request_tunnel(&request, now)),
             None => self.ask(|judge, now| judge.request_head(&request, now)),
         };
         self.request_tally.add(verdict);
 
         // What turns the connection into a tunnel takes it out of our sight, whatever the policy says.
-        let upgrade = head::is_upgrade(&request);
-        let tunnel = upgrade || (request.method == "CONNECT");
+        let tunnel = upgrade || (request.method == "CONNECT" && !opened);
         if tunnel && !self.request_tally.verdict.decision.refuses() {
             self.request_tally.failed(TransportFailure::TunnelDenied);
         }

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use sallyport_engine::{RequestHead, ResponseHead, TransportFailure, Verdict};
 use sallyport_proto::ext_proc::{HeaderMap, ProcessingRequest};
 
+use crate::tls::Inside;
+
 /// The destination of a base-URL listener: its client talks to us, and the listener says whom for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upstream {
@@ -67,7 +69,7 @@ const METHODS: [&str; 27] = [
 
 /// Reads a request's headers. A head that makes no sense is still returned, so that its record has a
 /// method and whatever else could be read.
-pub(crate) fn request(map: Option<HeaderMap>, upstream: Option<&Upstream>) -> Head {
+pub(crate) fn request(map: Option<HeaderMap>, upstream: Option<&Upstream>, inside: Inside) -> Head {
     let mut head = RequestHead::default();
     let (mut scheme, mut authority, mut id) = (String::new(), String::new(), String::new());
     let mut method = String::new();
@@ -101,7 +103,8 @@ pub(crate) fn request(map: Option<HeaderMap>, upstream: Option<&Upstream>) -> He
         head.port = upstream.port;
         None
     } else {
-        destination(&mut head, if connect { "https" } else { &scheme }, &authority)
+        // What came in over TLS leaves over TLS, whatever the client calls it.
+        destination(&mut head, if connect || inside.is_tls() { "https" } else { &scheme }, &authority)
     };
     let bad = bad.or_else(|| {
         let path_ok = connect || head.path.starts_with('/') || (head.method == "OPTIONS" && head.path == "*");
@@ -154,10 +157,11 @@ pub(crate) fn destination_attribute(message: &ProcessingRequest) -> Option<Socke
     Some(SocketAddr::new(address.ip().to_canonical(), address.port()))
 }
 
-fn attribute<'a>(message: &'a ProcessingRequest, name: &str) -> Option<&'a str> {
+/// A text among the attributes that the listener asks for.
+pub(crate) fn attribute<'a>(message: &'a ProcessingRequest, name: &str) -> Option<&'a str> {
     use prost_types::value::Kind;
     message.attributes.values().find_map(|s| match s.fields.get(name)?.kind.as_ref()? {
-        Kind::StringValue(value) => Some(value.as_str()),
+        Kind::StringValue(text) => Some(text.as_str()),
         _ => None,
     })
 }
@@ -194,7 +198,7 @@ fn default_port(scheme: &str) -> u16 {
 /// Splits `host[:port]`. The host comes back in lower case without a trailing dot, because that is how
 /// policies are compared; user information, empty labels and everything that is no host are refused,
 /// because the next reader of the same bytes may read another host in them.
-fn authority_parts(authority: &str) -> Option<(String, Option<u16>)> {
+pub(crate) fn authority_parts(authority: &str) -> Option<(String, Option<u16>)> {
     let (host, port) = if authority.starts_with('[') {
         let end = authority.find(']')? + 1;
         let (host, rest) = authority.split_at(end);
@@ -264,7 +268,7 @@ mod tests {
 
     fn read(authority: &str, scheme: &str) -> Head {
         let headers = [(":method", "GET"), (":scheme", scheme), (":authority", authority), (":path", "/a?b")];
-        request(Some(map(&headers)), None)
+        request(Some(map(&headers)), None, Inside::Clear)
     }
 
     #[test]
@@ -331,7 +335,7 @@ mod tests {
     fn the_listener_s_upstream_replaces_the_client_s_authority() {
         let upstream = Upstream::parse("https://api.example.com").unwrap();
         let headers = [(":method", "POST"), (":scheme", "http"), (":authority", "x@y"), (":path", "/")];
-        let read = request(Some(map(&headers)), Some(&upstream));
+        let read = request(Some(map(&headers)), Some(&upstream), Inside::Clear);
         assert_eq!(read.bad, None);
         assert_eq!(
             (read.request.scheme.as_str(), read.request.host.as_str(), read.request.port),
@@ -342,10 +346,17 @@ mod tests {
     }
 
     #[test]
+    fn what_came_over_tls_is_https_whatever_it_calls_itself() {
+        let headers = [(":method", "GET"), (":scheme", "http"), (":authority", "a.b"), (":path", "/")];
+        let inside = request(Some(map(&headers)), None, Inside::Tunnel).request;
+        assert_eq!((inside.scheme.as_str(), inside.port), ("https", 443));
+    }
+
+    #[test]
     fn an_extended_connect_reads_as_an_upgrade() {
         let headers =
             [(":method", "CONNECT"), (":protocol", "websocket"), (":authority", "a.b"), (":path", "/")];
-        assert!(is_upgrade(&request(Some(map(&headers)), None).request));
+        assert!(is_upgrade(&request(Some(map(&headers)), None, Inside::Clear).request));
     }
 
     #[test]

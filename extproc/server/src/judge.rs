@@ -33,6 +33,15 @@ pub trait Judge: Send + Sync + 'static {
         body: &[u8],
         now: Timestamp,
     ) -> BodyVerdict;
+    /// See [`Engine::request_tunnel`]. A judge that knows nothing of inspected tunnels takes it for any other.
+    fn request_tunnel(&self, head: &RequestHead, now: Timestamp) -> Verdict {
+        self.request_head(head, now)
+    }
+    /// See [`Engine::server_name`]. A judge that knows nothing of them knows no name that is allowed.
+    fn server_name(&self, name: &str, now: Timestamp) -> Verdict {
+        let _ = (name, now);
+        TransportFailure::TunnelDenied.verdict()
+    }
     /// See [`Engine::warm`].
     fn warm(&self) {}
     /// See [`Engine::names`].
@@ -76,6 +85,14 @@ impl Judge for Engine {
 
     fn request_head(&self, head: &RequestHead, now: Timestamp) -> Verdict {
         Engine::request_head(self, head, now)
+    }
+
+    fn request_tunnel(&self, head: &RequestHead, now: Timestamp) -> Verdict {
+        Engine::request_tunnel(self, head, now)
+    }
+
+    fn server_name(&self, name: &str, now: Timestamp) -> Verdict {
+        Engine::server_name(self, name, now)
     }
 
     fn request_body(&self, head: &RequestHead, body: &[u8], now: Timestamp) -> BodyVerdict {

@@ -11,6 +11,8 @@
 //!   a longer body without a length, read while its headers wait for our answer, otherwise fills Envoy's
 //!   buffer before the body is asked for, and the request hangs there until `stream_idle_timeout`.
 //! * `metadata_options.receiving_namespaces.untyped: [sallyport]`, for the access log.
+//! * Where TLS is opened, delta ADS for secrets on the same socket, and gRPC initial metadata
+//!   [`TLS_METADATA`] with the attributes that [`tls::OpenedTo`] reads.
 //! * Where connections are captured, gRPC initial metadata [`CAPTURED_METADATA`], the request attribute
 //!   `destination.address`, and a cluster that dials what our metadata names (`sallyport`, `destination`).
 //! * Where the listener stands for one upstream, gRPC initial metadata [`UPSTREAM_METADATA`].
@@ -27,6 +29,7 @@ pub mod metrics;
 pub mod noop;
 pub mod observer;
 pub mod sidecar;
+pub mod tls;
 pub mod watchdog;
 
 mod budget;
@@ -45,5 +48,5 @@ pub use head::Upstream;
 pub use judge::{Judge, Scan};
 pub use observer::{Direction, LogObserver, MessageKind, NameRecord, NameSource, Observer, Record};
 pub use reply::{DECISION_HEADER, DESTINATION, METADATA_NAMESPACE};
-pub use server::{CAPTURED_METADATA, Config, Policy, Server, UPSTREAM_METADATA};
+pub use server::{CAPTURED_METADATA, Config, Policy, Server, TLS_METADATA, UPSTREAM_METADATA};
 pub use stop::{Stop, Why};

@@ -21,7 +21,10 @@ use crate::observer::Observer;
 use crate::socket::{self, SocketFile};
 use crate::stop::Stop;
 use crate::stream::{Answers, JudgeSlot, Phase, answers, turned_away};
+use crate::tls::{Inside, Secrets, Tls};
 
+/// The stream metadata by which a listener says what its requests come through; see [`Inside`].
+pub const TLS_METADATA: &str = "sallyport-tls";
 /// The stream metadata by which a base-URL listener names its upstream: `https://host[:port]`.
 pub const UPSTREAM_METADATA: &str = "sallyport-upstream";
 
@@ -119,6 +122,7 @@ pub struct Server {
     observer: Arc<dyn Observer>,
     stop: Arc<Stop>,
     budget: Arc<Budget>,
+    tls: Option<Tls>,
     listener: std::os::unix::net::UnixListener,
     file: SocketFile,
     names: Option<Arc<Names>>,
@@ -132,7 +136,15 @@ impl Server {
         let (listener, file) = socket::bind(&config.socket)?;
         let budget = Budget::new(config.budget_bytes);
         let stop = Arc::default();
-        Ok(Self { config, policy: Policy::new(judge), observer, stop, budget, listener, file, names: None })
+        let policy = Policy::new(judge);
+        Ok(Self { config, policy, observer, stop, budget, tls: None, listener, file, names: None })
+    }
+
+    /// Serves certificates, too, for the TLS that Envoy opens.
+    #[must_use]
+    pub fn with_tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
+        self
     }
 
     /// The switch that blocks every message, whatever the policy says.
@@ -160,6 +172,9 @@ impl Server {
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> io::Result<()> {
         let listener = tokio::net::UnixListener::from_std(self.listener)?;
         let phase = watch::Sender::new(Phase::Running);
+        let secrets = self.tls.map(|tls| {
+            Secrets::new(tls, self.policy.clone(), Arc::clone(&self.observer), phase.subscribe()).service()
+        });
         let service = Service {
             policy: self.policy,
             observer: self.observer,
@@ -177,6 +192,7 @@ impl Server {
             .max_concurrent_streams(MAX_STREAMS)
             .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
             .add_service(ExternalProcessorServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES))
+            .add_optional_service(secrets)
             .serve_with_incoming_shutdown(UnixListenerStream::new(listener), drained);
         tokio::pin!(server);
         let ended = tokio::select! {
@@ -228,8 +244,17 @@ impl ExternalProcessor for Service {
                 Status::invalid_argument(UPSTREAM_METADATA)
             })?),
         };
+        let inside = match metadata.get(TLS_METADATA) {
+            None => Inside::Clear,
+            // To take it for clear HTTP would be to leave the comparison of names out.
+            Some(text) => text.to_str().ok().and_then(Inside::parse).ok_or_else(|| {
+                tracing::error!("the listener's {TLS_METADATA} is none that this version knows");
+                Status::invalid_argument(TLS_METADATA)
+            })?,
+        };
         let captured = metadata.get(CAPTURED_METADATA).is_some();
         let context = Context {
+            inside,
             captured,
             names: self.names.clone(),
             judge: self.policy.judge(),

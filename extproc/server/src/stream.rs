@@ -251,6 +251,7 @@ pub(crate) fn status(code: Code) -> Status {
         | Code::Killed
         | Code::PolicyDenied
         | Code::ProtocolError
+        | Code::Misdirected
         | Code::TunnelDenied => Status::aborted(code.as_str()),
     }
 }
@@ -369,6 +370,7 @@ mod tests {
             }
         });
         let context = crate::exchange::Context {
+            inside: crate::tls::Inside::Clear,
             judge: Arc::new(Lenient::default()),
             observer: Arc::new(LogObserver),
             budget: Budget::new(1 << 20),

@@ -31,11 +31,16 @@ impl Admin {
         self.call(Method::GET, "/ready").await.is_ok_and(|body| body.trim() == "LIVE")
     }
 
-    /// Calls that are being answered right now, over all listeners.
+    /// Calls that are being answered right now, over all listeners. Tunnels are none: they stay open for as
+    /// long as a client keeps its connection, and the calls inside are counted themselves.
     pub(crate) async fn active_requests(&self) -> anyhow::Result<u64> {
-        let body =
-            self.call(Method::GET, "/stats?filter=%5Ehttp%5C..*%5C.downstream_rq_active%24&usedonly").await?;
-        Ok(sum(&body, "admin"))
+        let count = async |counter: &str| {
+            let path = format!("/stats?filter=%5Ehttp%5C..*%5C.{counter}%24&usedonly");
+            anyhow::Ok(sum(&self.call(Method::GET, &path).await?, "admin"))
+        };
+        // Tunnels first: one that closes in between may not hide a call.
+        let tunnels = count("downstream_cx_upgrades_active").await?;
+        Ok(count("downstream_rq_active").await?.saturating_sub(tunnels))
     }
 
     /// Answers `Connection: close` from now on, and goes on serving what is open.

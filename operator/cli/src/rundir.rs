@@ -13,7 +13,7 @@ use tempfile::TempDir;
 const LONGEST: usize = 107 - "/extproc.sock".len();
 
 /// What is written into a run directory, and removed from one that is not ours to remove.
-const FILES: [&str; 3] = ["extproc.sock", "admin.sock", "envoy.json"];
+const FILES: [&str; 6] = ["extproc.sock", "admin.sock", "envoy.json", "upstream.pem", "bundle.pem", "env"];
 
 /// A private directory.
 #[derive(Debug)]

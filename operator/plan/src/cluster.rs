@@ -229,18 +229,29 @@ fn upstream(address: &str, bits: u8, port: Option<u16>) -> Value {
     )})
 }
 
-fn endpoints(name: &str, address: &Value) -> Value {
+pub(crate) fn endpoints(name: &str, address: &Value) -> Value {
     json!({"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}]})
 }
 
+/// The kind of a cluster's protocol options, which is also their key.
+const KIND: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+
+/// Replaces the protocols that a cluster speaks; everything else in its options stays.
+pub(crate) fn set_protocols(cluster: &mut Value, protocols: &Value) {
+    let options = &mut cluster["typed_extension_protocol_options"][KIND];
+    if let Some(options) = options.as_object_mut() {
+        options.remove("use_downstream_protocol_config");
+        options.extend(protocols.as_object().cloned().unwrap_or_default());
+    }
+}
+
 fn protocol_options(mut options: Value) -> Value {
-    const KIND: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
     options["@type"] = json!(format!("type.googleapis.com/{KIND}"));
     json!({KIND: options})
 }
 
 /// The same bound as towards the filter: the filter's breaker is the one that decides.
-fn breakers(settings: &Settings) -> Value {
+pub(crate) fn breakers(settings: &Settings) -> Value {
     json!({"thresholds": [{
         "max_connections": settings.max_calls,
         "max_pending_requests": settings.max_calls,

@@ -5,28 +5,27 @@ use serde_json::{Value, json};
 
 use crate::cluster::EXTPROC;
 use crate::extension;
-use crate::settings::{Settings, Upstream};
+use crate::http::Manager;
+use crate::settings::Settings;
 
 /// The ext_proc filter of one listener.
-pub(crate) fn ext_proc(
-    spec: &AgentPolicySpec,
-    settings: &Settings,
-    listener: &str,
-    upstream: Option<&Upstream>,
-    captured: bool,
-) -> Value {
+pub(crate) fn ext_proc(spec: &AgentPolicySpec, settings: &Settings, m: &Manager<'_>) -> Value {
     // The filter's process learns by gRPC metadata on which listener a call came in. A client can't write
     // these, unlike headers.
-    let mut metadata = vec![json!({"key": "sallyport-listener", "value": listener})];
-    if let Some(upstream) = upstream {
+    let mut metadata = vec![json!({"key": "sallyport-listener", "value": m.name})];
+    if let Some(upstream) = m.upstream {
         metadata.push(json!({"key": "sallyport-upstream", "value": upstream.url()}));
     }
+    if let Some(inside) = m.inside.metadata() {
+        metadata.push(json!({"key": "sallyport-tls", "value": inside}));
+    }
     // Each attribute costs a little per call: these two tie a receipt to a log line and a client.
-    let mut attributes = vec!["request.id", "source.address"];
-    if captured {
+    let mut attributes = vec!["request.id".to_owned(), "source.address".to_owned()];
+    attributes.extend(m.inside.attributes());
+    if m.captured {
         metadata.push(json!({"key": "sallyport-captured", "value": "true"}));
         // Where the agent connected to: the host it names must have that address.
-        attributes.push("destination.address");
+        attributes.push("destination.address".to_owned());
     }
     let timeout = settings.message_timeout.max(Settings::LEAST_MESSAGE_TIMEOUT);
     extension(

@@ -8,6 +8,7 @@ use crate::extension;
 use crate::filter::ext_proc;
 use crate::local_reply::local_reply;
 use crate::settings::{Scheme, Settings, Upstream};
+use crate::tls::{Inside, connect_state};
 
 /// What differs between the connection managers of two listeners.
 pub(crate) struct Manager<'a> {
@@ -19,6 +20,8 @@ pub(crate) struct Manager<'a> {
     pub routes: Value,
     /// The filter that resolves the host that a request names, where nobody else does.
     pub resolving: Option<Value>,
+    /// What its requests come through.
+    pub inside: Inside,
     /// The connections are captured: they carry the address that the agent connected to.
     pub captured: bool,
     /// Filters towards the upstream, where its cluster has none of its own.
@@ -40,7 +43,10 @@ pub(crate) fn manager(spec: &AgentPolicySpec, settings: &Settings, buffer: u32, 
             json!({"max_request_bytes": buffer}),
         ));
     }
-    filters.push(ext_proc(spec, settings, m.name, m.upstream, m.captured));
+    if m.inside == Inside::Proxy {
+        filters.push(connect_state());
+    }
+    filters.push(ext_proc(spec, settings, &m));
     // A host is resolved once it was let pass: the question alone may carry what must not leave. But a filter
     // that stops everything behind ours loses the part of a streamed body that we still have when it goes on:
     // Envoy 1.40 takes the client's end for the end. Observe streams bodies, and refuses no name anyway.
@@ -58,10 +64,7 @@ pub(crate) fn manager(spec: &AgentPolicySpec, settings: &Settings, buffer: u32, 
         "envoy.extensions.filters.http.router.v3.Router",
         router,
     ));
-    extension(
-        "envoy.filters.network.http_connection_manager",
-        "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        json!({
+    let mut manager = json!({
             "stat_prefix": m.name,
             "codec_type": "AUTO",
             "access_log": access_log(settings),
@@ -108,7 +111,20 @@ pub(crate) fn manager(spec: &AgentPolicySpec, settings: &Settings, buffer: u32, 
             // After a reply that ends the connection, don't wait a second for the client: a cut stream
             // would be seen as cut a second late.
             "delayed_close_timeout": "0s",
-        }),
+    });
+    if m.inside == Inside::Proxy {
+        // Python before 3.12 asks for a tunnel by HTTP/1.0, and with it `requests` and pip.
+        manager["http_protocol_options"]["accept_http_10"] = json!(true);
+    }
+    if m.inside.is_tls() {
+        // A client writes what it likes here (`:scheme` over HTTP/2, a URL in absolute form), and what goes out
+        // as TLS to port 443 would be judged as clear HTTP to port 80.
+        manager["scheme_header_transformation"] = json!({"scheme_to_overwrite": "https"});
+    }
+    extension(
+        "envoy.filters.network.http_connection_manager",
+        "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        manager,
     )
 }
 

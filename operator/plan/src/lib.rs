@@ -20,6 +20,7 @@ mod local_reply;
 mod settings;
 pub mod sidecar;
 pub mod size;
+mod tls;
 
 use sallyport_api::AgentPolicySpec;
 use serde_json::{Value, json};
@@ -28,6 +29,7 @@ pub use inject::inject;
 pub use local_reply::codes;
 pub use settings::{AccessLog, BaseUrl, ProxyListener, Scheme, Settings, Upstream};
 pub use size::size;
+pub use tls::NO_SERVER_NAME;
 
 /// Renders Envoy's bootstrap.
 ///
@@ -40,12 +42,21 @@ pub fn render(spec: &AgentPolicySpec, settings: &Settings) -> Value {
     if let Some(proxy) = &settings.proxy {
         listeners.push(listener::proxy(spec, settings, proxy, buffer));
         clusters.push(cluster::by_name(spec, settings, buffer));
+        if settings.intercept_tls {
+            listeners.push(listener::tunnel(spec, settings, buffer));
+            clusters.push(tls::tunnel_cluster(settings));
+            clusters.push(tls::by_name_tls(spec, settings, buffer));
+        }
     }
     for base in &settings.base_urls {
         listeners.push(listener::base_url(spec, settings, base, buffer));
         clusters.push(cluster::fixed(settings, base, buffer));
     }
-    bootstrap(settings, &listeners, &clusters)
+    let mut bootstrap = bootstrap(settings, &listeners, &clusters);
+    if settings.intercept_tls && settings.proxy.is_some() {
+        tls::add_to_bootstrap(&mut bootstrap);
+    }
+    bootstrap
 }
 
 /// What every bootstrap has in common.

@@ -1,6 +1,7 @@
 //! The listeners: an explicit HTTP proxy, and one listener per base URL.
 //!
-//! No tunnel is opened on any of them, because its bytes could not be inspected. CONNECT and websocket are
+//! No tunnel is opened whose bytes could not be inspected. On the proxy CONNECT leads into a listener inside
+//! Envoy that speaks TLS and nothing else ([`crate::tls`]). Elsewhere CONNECT, and websocket everywhere, are
 //! let in as far as the filter, so that an attempt leaves a receipt; after it stands a route that never
 //! forwards, for a filter that only observes or is down. Every other upgrade Envoy refuses by itself.
 
@@ -11,6 +12,7 @@ use crate::cluster::{BY_ADDRESS, BY_NAME, base_url_name, dns_cache, guards};
 use crate::extension;
 use crate::http::{Manager, manager};
 use crate::settings::{BaseUrl, ProxyListener, Settings};
+use crate::tls::{self, BY_NAME_TLS, Inside, TUNNEL};
 
 /// The explicit proxy.
 pub(crate) fn proxy(
@@ -20,21 +22,38 @@ pub(crate) fn proxy(
     buffer: u32,
 ) -> Value {
     const NAME: &str = "proxy";
-    let filter = dialling(spec, settings, NAME, false, buffer);
+    let inside = if settings.intercept_tls { Inside::Proxy } else { Inside::Clear };
+    let filter = dialling(spec, settings, NAME, inside, false, buffer);
     listener(NAME, &proxy.address.to_string(), proxy.port, &filter, buffer)
+}
+
+/// The inner listener, for the bytes of CONNECT.
+pub(crate) fn tunnel(spec: &AgentPolicySpec, settings: &Settings, buffer: u32) -> Value {
+    tls::tunnel_listener(&dialling(spec, settings, TUNNEL, Inside::Tunnel, false, buffer), buffer)
 }
 
 /// A connection manager that dials what was judged: the host that the request names, or, where connections are
 /// captured, the address that the filter found to be that host's.
-fn dialling(spec: &AgentPolicySpec, settings: &Settings, name: &str, captured: bool, buffer: u32) -> Value {
-    let routes = json!([
-        {"match": {"connect_matcher": {}}, "direct_response": {"status": 403}},
-        no_upgrade(),
-        // `GET https://...` without a tunnel would go on in clear to a host that expects TLS.
-        {"match": {"prefix": "/", "headers": [{"name": ":scheme", "string_match": {"exact": "https"}}]},
-         "direct_response": {"status": 403}},
-        route(&json!({"cluster": if captured { BY_ADDRESS } else { BY_NAME }})),
-    ]);
+fn dialling(
+    spec: &AgentPolicySpec,
+    settings: &Settings,
+    name: &str,
+    inside: Inside,
+    captured: bool,
+    buffer: u32,
+) -> Value {
+    let no_connect = json!({"match": {"connect_matcher": {}}, "direct_response": {"status": 403}});
+    let routes = match inside {
+        Inside::Tunnel => json!([no_connect, no_upgrade(), route(&json!({"cluster": BY_NAME_TLS}))]),
+        Inside::Clear | Inside::Proxy => json!([
+            if inside == Inside::Proxy { tls::connect_route() } else { no_connect },
+            no_upgrade(),
+            // `GET https://...` without a tunnel would go on in clear to a host that expects TLS.
+            {"match": {"prefix": "/", "headers": [{"name": ":scheme", "string_match": {"exact": "https"}}]},
+             "direct_response": {"status": 403}},
+            route(&json!({"cluster": if captured { BY_ADDRESS } else { BY_NAME }})),
+        ]),
+    };
     let resolving = || {
         extension(
             "envoy.filters.http.dynamic_forward_proxy",
@@ -52,6 +71,7 @@ fn dialling(spec: &AgentPolicySpec, settings: &Settings, name: &str, captured: b
             routes,
             // Nothing is resolved where the filter names the address.
             resolving: (!captured).then(resolving),
+            inside,
             captured,
             // The listener's, because what they let through changes with the policy.
             upstream_filters: if captured { guards(spec, settings) } else { Vec::new() },
@@ -74,7 +94,7 @@ pub(crate) fn transparent(
     port: u16,
     buffer: u32,
 ) -> Value {
-    let filter = dialling(spec, settings, name, true, buffer);
+    let filter = dialling(spec, settings, name, Inside::Clear, true, buffer);
     // The first bytes decide between TLS and the rest; who sends none in time is closed, since protocols
     // where the server speaks first can't be inspected.
     json!({
@@ -87,11 +107,7 @@ pub(crate) fn transparent(
                 "envoy.extensions.filters.listener.original_dst.v3.OriginalDst",
                 json!({}),
             ),
-            extension(
-                "envoy.filters.listener.tls_inspector",
-                "envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector",
-                json!({}),
-            ),
+            tls::inspector(),
         ],
         "listener_filters_timeout": "15s",
         "continue_on_listener_filters_timeout": false,
@@ -129,6 +145,7 @@ pub(crate) fn base_url(spec: &AgentPolicySpec, settings: &Settings, base: &BaseU
             upstream: Some(&base.upstream),
             routes,
             resolving: None,
+            inside: Inside::Clear,
             captured: false,
             upstream_filters: Vec::new(),
             upgrades: json!([{"upgrade_type": "websocket"}]),

@@ -16,6 +16,8 @@ pub mod codes {
     pub const BODY_TOO_LARGE: &str = "body_too_large";
     /// The upstream could not be reached, or ended before an answer.
     pub const UPSTREAM_UNAVAILABLE: &str = "upstream_unavailable";
+    /// The upstream's certificate is not one of its name, or of no authority that is trusted.
+    pub const UPSTREAM_UNTRUSTED: &str = "upstream_untrusted";
     /// A tunnel or an upgrade, whose bytes could not be inspected.
     pub const TUNNEL_DENIED: &str = "tunnel_denied";
     /// A destination that leads back to the sidecar itself, or to an address that no call may go to.
@@ -50,6 +52,11 @@ pub(crate) fn local_reply() -> Value {
             codes::EGRESS_DENIED,
             // Both policies of the address guard: Envoy names in the details the one that matched, as `reason`.
             "the destination is the sidecar itself, or an address that no call may go to, such as a link-local one",
+        ),
+        mapper(
+            &details("response.code_details.contains('CERTIFICATE_VERIFY_FAILED')"),
+            codes::UPSTREAM_UNTRUSTED,
+            "the upstream's certificate is for another name, has expired, or comes from no trusted authority",
         ),
         mapper(
             &json!({"response_flag_filter": {"flags": [

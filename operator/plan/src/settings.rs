@@ -27,6 +27,9 @@ pub struct Settings {
     pub max_connections: u32,
     /// Calls in flight; each holds one gRPC stream to the filter for its whole life.
     pub max_calls: u32,
+    /// Whether TLS that comes through the proxy is opened for inspection. The filter's process must have an
+    /// authority to mint certificates by; without it every handshake fails.
+    pub intercept_tls: bool,
     /// PEM file with the authorities that upstream certificates are checked against.
     pub ca_bundle: PathBuf,
 }
@@ -54,6 +57,7 @@ impl Settings {
             max_connections: 5_000,
             // More than the connections, since one HTTP/2 connection carries many calls.
             max_calls: 20_000,
+            intercept_tls: false,
             ca_bundle: PathBuf::from("/etc/ssl/certs/ca-certificates.crt"),
         }
     }

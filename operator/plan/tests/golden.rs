@@ -26,13 +26,14 @@ fn cases() -> Vec<(&'static str, AgentPolicySpec, Settings)> {
         message_timeout: Duration::from_millis(50),
         ..Settings::new("run")
     };
-    let all = Settings { base_urls: base_urls.base_urls.clone(), ..laptop.clone() };
+    let all = Settings { base_urls: base_urls.base_urls.clone(), intercept_tls: true, ..laptop.clone() };
     let closed = AgentPolicySpec::default();
     let open = AgentPolicySpec { failure_policy: FailurePolicy::Open, ..closed.clone() };
     let observe =
         AgentPolicySpec { mode: Mode::Observe, limits: Limits { max_body_bytes: 8 << 10 }, ..closed.clone() };
     vec![
-        ("proxy-closed", closed.clone(), laptop),
+        ("proxy-closed", closed.clone(), laptop.clone()),
+        ("proxy-tls", closed.clone(), Settings { intercept_tls: true, ..laptop }),
         ("base-urls-open", open, base_urls),
         ("all-observe", observe, all),
     ]

@@ -1,6 +1,6 @@
 //! What `spec.egress` says of a destination. Not a decision: Cedar reads the answer.
 
-use sallyport_api::{DefaultAction, Egress, EgressAction, EgressRule, host_matches};
+use sallyport_api::{DefaultAction, Egress, EgressAction, EgressRule, Listed, host_matches};
 
 use crate::message::RequestHead;
 
@@ -15,6 +15,15 @@ pub(crate) enum Listing {
 }
 
 impl Listing {
+    /// The same, where no more than the name is known.
+    pub(crate) const fn of_name(listed: Listed) -> Self {
+        match listed {
+            Listed::No => Self::Denied,
+            Listed::ByPattern => Self::Allowed,
+            Listed::ByName => Self::Named,
+        }
+    }
+
     /// What Cedar reads as `egress`.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {

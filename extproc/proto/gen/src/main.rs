@@ -9,8 +9,10 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 /// What is generated, with everything it imports.
-const ROOTS: [&str; 2] = [
+const ROOTS: [&str; 4] = [
     "envoy/service/ext_proc/v3/external_processor.proto",
+    "envoy/service/discovery/v3/ads.proto",
+    "envoy/extensions/transport_sockets/tls/v3/secret.proto",
     "sallyport/discovery/v1alpha1/discovery.proto",
 ];
 

@@ -806,3 +806,382 @@ impl TrafficDirection {
         }
     }
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GrpcService {
+    #[prost(message, optional, tag = "3")]
+    pub timeout: ::core::option::Option<::prost_types::Duration>,
+    #[prost(message, repeated, tag = "5")]
+    pub initial_metadata: ::prost::alloc::vec::Vec<HeaderValue>,
+    #[prost(message, optional, tag = "6")]
+    pub retry_policy: ::core::option::Option<RetryPolicy>,
+    #[prost(oneof = "grpc_service::TargetSpecifier", tags = "1, 2")]
+    pub target_specifier: ::core::option::Option<grpc_service::TargetSpecifier>,
+}
+/// Nested message and enum types in `GrpcService`.
+pub mod grpc_service {
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct EnvoyGrpc {
+        #[prost(string, tag = "1")]
+        pub cluster_name: ::prost::alloc::string::String,
+        #[prost(string, tag = "2")]
+        pub authority: ::prost::alloc::string::String,
+        #[prost(message, optional, tag = "3")]
+        pub retry_policy: ::core::option::Option<super::RetryPolicy>,
+        #[prost(message, optional, tag = "4")]
+        pub max_receive_message_length: ::core::option::Option<u32>,
+        #[prost(bool, tag = "5")]
+        pub skip_envoy_headers: bool,
+    }
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct GoogleGrpc {
+        #[prost(string, tag = "1")]
+        pub target_uri: ::prost::alloc::string::String,
+        #[prost(message, optional, tag = "2")]
+        pub channel_credentials: ::core::option::Option<google_grpc::ChannelCredentials>,
+        #[prost(message, repeated, tag = "9")]
+        pub channel_credentials_plugin: ::prost::alloc::vec::Vec<::prost_types::Any>,
+        #[prost(message, repeated, tag = "3")]
+        pub call_credentials: ::prost::alloc::vec::Vec<google_grpc::CallCredentials>,
+        #[prost(message, repeated, tag = "10")]
+        pub call_credentials_plugin: ::prost::alloc::vec::Vec<::prost_types::Any>,
+        #[prost(string, tag = "4")]
+        pub stat_prefix: ::prost::alloc::string::String,
+        #[prost(string, tag = "5")]
+        pub credentials_factory_name: ::prost::alloc::string::String,
+        #[prost(message, optional, tag = "6")]
+        pub config: ::core::option::Option<::prost_types::Struct>,
+        #[prost(message, optional, tag = "7")]
+        pub per_stream_buffer_limit_bytes: ::core::option::Option<u32>,
+        #[prost(message, optional, tag = "8")]
+        pub channel_args: ::core::option::Option<google_grpc::ChannelArgs>,
+    }
+    /// Nested message and enum types in `GoogleGrpc`.
+    pub mod google_grpc {
+        #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+        pub struct SslCredentials {
+            #[prost(message, optional, tag = "1")]
+            pub root_certs: ::core::option::Option<super::super::DataSource>,
+            #[prost(message, optional, tag = "2")]
+            pub private_key: ::core::option::Option<super::super::DataSource>,
+            #[prost(message, optional, tag = "3")]
+            pub cert_chain: ::core::option::Option<super::super::DataSource>,
+        }
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+        pub struct GoogleLocalCredentials {}
+        #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+        pub struct ChannelCredentials {
+            #[prost(
+                oneof = "channel_credentials::CredentialSpecifier",
+                tags = "1, 2, 3"
+            )]
+            pub credential_specifier: ::core::option::Option<
+                channel_credentials::CredentialSpecifier,
+            >,
+        }
+        /// Nested message and enum types in `ChannelCredentials`.
+        pub mod channel_credentials {
+            #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+            pub enum CredentialSpecifier {
+                #[prost(message, tag = "1")]
+                SslCredentials(super::SslCredentials),
+                #[prost(message, tag = "2")]
+                GoogleDefault(()),
+                #[prost(message, tag = "3")]
+                LocalCredentials(super::GoogleLocalCredentials),
+            }
+        }
+        #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+        pub struct CallCredentials {
+            #[prost(
+                oneof = "call_credentials::CredentialSpecifier",
+                tags = "1, 2, 3, 4, 5, 6, 7"
+            )]
+            pub credential_specifier: ::core::option::Option<
+                call_credentials::CredentialSpecifier,
+            >,
+        }
+        /// Nested message and enum types in `CallCredentials`.
+        pub mod call_credentials {
+            #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+            pub struct ServiceAccountJwtAccessCredentials {
+                #[prost(string, tag = "1")]
+                pub json_key: ::prost::alloc::string::String,
+                #[prost(uint64, tag = "2")]
+                pub token_lifetime_seconds: u64,
+            }
+            #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+            pub struct GoogleIamCredentials {
+                #[prost(string, tag = "1")]
+                pub authorization_token: ::prost::alloc::string::String,
+                #[prost(string, tag = "2")]
+                pub authority_selector: ::prost::alloc::string::String,
+            }
+            #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+            pub struct MetadataCredentialsFromPlugin {
+                #[prost(string, tag = "1")]
+                pub name: ::prost::alloc::string::String,
+                #[prost(
+                    oneof = "metadata_credentials_from_plugin::ConfigType",
+                    tags = "3"
+                )]
+                pub config_type: ::core::option::Option<
+                    metadata_credentials_from_plugin::ConfigType,
+                >,
+            }
+            /// Nested message and enum types in `MetadataCredentialsFromPlugin`.
+            pub mod metadata_credentials_from_plugin {
+                #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+                pub enum ConfigType {
+                    #[prost(message, tag = "3")]
+                    TypedConfig(::prost_types::Any),
+                }
+            }
+            #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+            pub struct StsService {
+                #[prost(string, tag = "1")]
+                pub token_exchange_service_uri: ::prost::alloc::string::String,
+                #[prost(string, tag = "2")]
+                pub resource: ::prost::alloc::string::String,
+                #[prost(string, tag = "3")]
+                pub audience: ::prost::alloc::string::String,
+                #[prost(string, tag = "4")]
+                pub scope: ::prost::alloc::string::String,
+                #[prost(string, tag = "5")]
+                pub requested_token_type: ::prost::alloc::string::String,
+                #[prost(string, tag = "6")]
+                pub subject_token_path: ::prost::alloc::string::String,
+                #[prost(string, tag = "7")]
+                pub subject_token_type: ::prost::alloc::string::String,
+                #[prost(string, tag = "8")]
+                pub actor_token_path: ::prost::alloc::string::String,
+                #[prost(string, tag = "9")]
+                pub actor_token_type: ::prost::alloc::string::String,
+            }
+            #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+            pub enum CredentialSpecifier {
+                #[prost(string, tag = "1")]
+                AccessToken(::prost::alloc::string::String),
+                #[prost(message, tag = "2")]
+                GoogleComputeEngine(()),
+                #[prost(string, tag = "3")]
+                GoogleRefreshToken(::prost::alloc::string::String),
+                #[prost(message, tag = "4")]
+                ServiceAccountJwtAccess(ServiceAccountJwtAccessCredentials),
+                #[prost(message, tag = "5")]
+                GoogleIam(GoogleIamCredentials),
+                #[prost(message, tag = "6")]
+                FromPlugin(MetadataCredentialsFromPlugin),
+                #[prost(message, tag = "7")]
+                StsService(StsService),
+            }
+        }
+        #[derive(Clone, PartialEq, ::prost::Message)]
+        pub struct ChannelArgs {
+            #[prost(map = "string, message", tag = "1")]
+            pub args: ::std::collections::HashMap<
+                ::prost::alloc::string::String,
+                channel_args::Value,
+            >,
+        }
+        /// Nested message and enum types in `ChannelArgs`.
+        pub mod channel_args {
+            #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+            pub struct Value {
+                #[prost(oneof = "value::ValueSpecifier", tags = "1, 2")]
+                pub value_specifier: ::core::option::Option<value::ValueSpecifier>,
+            }
+            /// Nested message and enum types in `Value`.
+            pub mod value {
+                #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+                pub enum ValueSpecifier {
+                    #[prost(string, tag = "1")]
+                    StringValue(::prost::alloc::string::String),
+                    #[prost(int64, tag = "2")]
+                    IntValue(i64),
+                }
+            }
+        }
+    }
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum TargetSpecifier {
+        #[prost(message, tag = "1")]
+        EnvoyGrpc(EnvoyGrpc),
+        #[prost(message, tag = "2")]
+        GoogleGrpc(GoogleGrpc),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ApiConfigSource {
+    #[prost(enumeration = "api_config_source::ApiType", tag = "1")]
+    pub api_type: i32,
+    #[prost(enumeration = "ApiVersion", tag = "8")]
+    pub transport_api_version: i32,
+    #[prost(string, repeated, tag = "2")]
+    pub cluster_names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "4")]
+    pub grpc_services: ::prost::alloc::vec::Vec<GrpcService>,
+    #[prost(message, optional, tag = "3")]
+    pub refresh_delay: ::core::option::Option<::prost_types::Duration>,
+    #[prost(message, optional, tag = "5")]
+    pub request_timeout: ::core::option::Option<::prost_types::Duration>,
+    #[prost(message, optional, tag = "6")]
+    pub rate_limit_settings: ::core::option::Option<RateLimitSettings>,
+    #[prost(bool, tag = "7")]
+    pub set_node_on_first_message_only: bool,
+    #[prost(message, repeated, tag = "9")]
+    pub config_validators: ::prost::alloc::vec::Vec<TypedExtensionConfig>,
+}
+/// Nested message and enum types in `ApiConfigSource`.
+pub mod api_config_source {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum ApiType {
+        #[deprecated]
+        DeprecatedAndUnavailableDoNotUse = 0,
+        Rest = 1,
+        Grpc = 2,
+        DeltaGrpc = 3,
+        AggregatedGrpc = 5,
+        AggregatedDeltaGrpc = 6,
+    }
+    impl ApiType {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                #[allow(deprecated)]
+                Self::DeprecatedAndUnavailableDoNotUse => {
+                    "DEPRECATED_AND_UNAVAILABLE_DO_NOT_USE"
+                }
+                Self::Rest => "REST",
+                Self::Grpc => "GRPC",
+                Self::DeltaGrpc => "DELTA_GRPC",
+                Self::AggregatedGrpc => "AGGREGATED_GRPC",
+                Self::AggregatedDeltaGrpc => "AGGREGATED_DELTA_GRPC",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "DEPRECATED_AND_UNAVAILABLE_DO_NOT_USE" => {
+                    Some(#[allow(deprecated)] Self::DeprecatedAndUnavailableDoNotUse)
+                }
+                "REST" => Some(Self::Rest),
+                "GRPC" => Some(Self::Grpc),
+                "DELTA_GRPC" => Some(Self::DeltaGrpc),
+                "AGGREGATED_GRPC" => Some(Self::AggregatedGrpc),
+                "AGGREGATED_DELTA_GRPC" => Some(Self::AggregatedDeltaGrpc),
+                _ => None,
+            }
+        }
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AggregatedConfigSource {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SelfConfigSource {
+    #[prost(enumeration = "ApiVersion", tag = "1")]
+    pub transport_api_version: i32,
+}
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct RateLimitSettings {
+    #[prost(message, optional, tag = "1")]
+    pub max_tokens: ::core::option::Option<u32>,
+    #[prost(message, optional, tag = "2")]
+    pub fill_rate: ::core::option::Option<f64>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PathConfigSource {
+    #[prost(string, tag = "1")]
+    pub path: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub watched_directory: ::core::option::Option<WatchedDirectory>,
+    #[prost(message, optional, tag = "3")]
+    pub poll_interval: ::core::option::Option<::prost_types::Duration>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ConfigSource {
+    #[prost(message, repeated, tag = "7")]
+    pub authorities: ::prost::alloc::vec::Vec<
+        super::super::super::super::xds::core::v3::Authority,
+    >,
+    #[prost(message, optional, tag = "4")]
+    pub initial_fetch_timeout: ::core::option::Option<::prost_types::Duration>,
+    #[prost(enumeration = "ApiVersion", tag = "6")]
+    pub resource_api_version: i32,
+    #[prost(oneof = "config_source::ConfigSourceSpecifier", tags = "1, 8, 2, 3, 5")]
+    pub config_source_specifier: ::core::option::Option<
+        config_source::ConfigSourceSpecifier,
+    >,
+}
+/// Nested message and enum types in `ConfigSource`.
+pub mod config_source {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum ConfigSourceSpecifier {
+        #[deprecated]
+        #[prost(string, tag = "1")]
+        Path(::prost::alloc::string::String),
+        #[prost(message, tag = "8")]
+        PathConfigSource(super::PathConfigSource),
+        #[prost(message, tag = "2")]
+        ApiConfigSource(super::ApiConfigSource),
+        #[prost(message, tag = "3")]
+        Ads(super::AggregatedConfigSource),
+        #[prost(message, tag = "5")]
+        Self_(super::SelfConfigSource),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ExtensionConfigSource {
+    #[prost(message, optional, tag = "1")]
+    pub config_source: ::core::option::Option<ConfigSource>,
+    #[prost(message, optional, tag = "2")]
+    pub default_config: ::core::option::Option<::prost_types::Any>,
+    #[prost(bool, tag = "3")]
+    pub apply_default_config_without_warming: bool,
+    #[prost(string, repeated, tag = "4")]
+    pub type_urls: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ApiVersion {
+    Auto = 0,
+    #[deprecated]
+    V2 = 1,
+    V3 = 2,
+}
+impl ApiVersion {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Auto => "AUTO",
+            #[allow(deprecated)]
+            Self::V2 => "V2",
+            Self::V3 => "V3",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "AUTO" => Some(Self::Auto),
+            "V2" => Some(#[allow(deprecated)] Self::V2),
+            "V3" => Some(Self::V3),
+            _ => None,
+        }
+    }
+}

@@ -17,18 +17,40 @@ pub mod envoy {
                 }
             }
         }
+        pub mod transport_sockets {
+            pub mod tls {
+                pub mod v3 {
+                    include!("envoy.extensions.transport_sockets.tls.v3.rs");
+                }
+            }
+        }
     }
     pub mod r#type {
+        pub mod matcher {
+            pub mod v3 {
+                include!("envoy.r#type.matcher.v3.rs");
+            }
+        }
         pub mod v3 {
             include!("envoy.r#type.v3.rs");
         }
     }
     pub mod service {
+        pub mod discovery {
+            pub mod v3 {
+                include!("envoy.service.discovery.v3.rs");
+            }
+        }
         pub mod ext_proc {
             pub mod v3 {
                 include!("envoy.service.ext_proc.v3.rs");
             }
         }
+    }
+}
+pub mod google {
+    pub mod rpc {
+        include!("google.rpc.rs");
     }
 }
 pub mod sallyport {

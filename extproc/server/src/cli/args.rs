@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::server::Config;
 use crate::sidecar;
+use crate::tls::Tls;
 
 pub(super) const HELP: &str = "\
 Answers Envoy's external processing filter by an AgentPolicy.
@@ -23,6 +24,9 @@ the operator sends, and keeps it. `ready` tells whether a sidecar enforces.
 Options of the first form:
   --policy FILE        the AgentPolicy to enforce (YAML or JSON)
   --socket PATH        the unix socket to listen on; made with mode 0600
+  --authority DIR      serve certificates for the TLS that Envoy opens, by the authority
+                       there (ca.pem, ca.key; made where there is none)
+  --tls-names N        names that certificates are held for at once (default 512)
 
 Options of `sidecar`:
   --discovery URL      the operator: https://HOST:PORT
@@ -68,6 +72,8 @@ pub(super) enum Parsed {
 pub(super) struct Args {
     pub(super) policy: PathBuf,
     pub(super) config: Config,
+    pub(super) authority: Option<PathBuf>,
+    pub(super) tls_names: usize,
     pub(super) watchdog: Duration,
     pub(super) log_level: tracing::Level,
 }
@@ -96,6 +102,7 @@ pub(super) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, 
 
     let (mut policy, mut socket, mut discovery) = (None, None, None);
     let (mut run_dir, mut state_dir, mut identity_dir) = (None, None, None);
+    let (mut authority, mut tls_names) = (None, Tls::DEFAULT_MOST_NAMES);
     let mut captured = false;
     let mut metrics_addr = DEFAULT_METRICS;
     let mut dns_port = None;
@@ -107,6 +114,10 @@ pub(super) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, 
         match arg {
             Long("policy") if file => policy = Some(PathBuf::from(parser.value()?)),
             Long("socket") if file => socket = Some(PathBuf::from(parser.value()?)),
+            Long("authority") if file => authority = Some(PathBuf::from(parser.value()?)),
+            Long("tls-names") if file => {
+                tls_names = positive(&mut parser, "--tls-names")?.try_into().unwrap_or(usize::MAX);
+            }
             Long("discovery") if pod => discovery = Some(parser.value()?.string()?),
             Long("run-dir") if pod || ready => run_dir = Some(PathBuf::from(parser.value()?)),
             Long("state-dir") if pod => state_dir = Some(PathBuf::from(parser.value()?)),
@@ -136,7 +147,7 @@ pub(super) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, 
         Form::File => {
             let policy = policy.ok_or("--policy FILE is missing: the AgentPolicy to enforce")?;
             config.socket = socket.ok_or("--socket PATH is missing: where Envoy connects")?;
-            Ok(Parsed::File(Args { policy, config, watchdog, log_level }))
+            Ok(Parsed::File(Args { policy, config, authority, tls_names, watchdog, log_level }))
         }
         Form::Ready => Ok(Parsed::Ready(run_dir.ok_or("--run-dir DIR is missing: the sidecar's")?)),
         Form::Sidecar => {
@@ -197,6 +208,7 @@ mod tests {
             ("--policy p", "--socket PATH"),
             ("--policy p --socket s --budget-bytes x", "--budget-bytes: cannot parse"),
             ("--policy p --socket s --scan-timeout-ms 0", "1 or more"),
+            ("--policy p --socket s --tls-names 0", "1 or more"),
             ("--policy p --socket s --bogus", "bogus"),
             ("--policy p --socket s stray", "stray"),
             ("--policy p --socket s --run-dir r", "run-dir"),
@@ -218,11 +230,14 @@ mod tests {
     #[test]
     fn options_reach_the_configuration() {
         let common = "--budget-bytes 7 --scan-timeout-ms 8 --drain-s 9 --watchdog-s 3";
-        let Ok(Parsed::File(args1)) = args(&format!("--policy p --socket s {common}")) else {
+        let Ok(Parsed::File(args1)) =
+            args(&format!("--policy p --socket s --authority a --tls-names 4 {common}"))
+        else {
             panic!("not understood")
         };
         assert_eq!(args1.policy, Path::new("p"));
         assert_eq!(args1.config.socket, Path::new("s"));
+        assert_eq!((args1.authority.as_deref(), args1.tls_names), (Some(Path::new("a")), 4));
         assert_eq!(args1.watchdog, Duration::from_secs(3));
         let line = format!(
             "sidecar --discovery https://o:8443 --run-dir r --state-dir s --identity-dir i \

@@ -137,7 +137,7 @@ impl Exchange {
                 self.subject.id = Arc::from(id);
             }
             if let Some(Message::RequestHeaders(m)) = &message.request {
-                let head = head::request(m.headers.clone(), self.cx.upstream.as_ref());
+                let head = head::request(m.headers.clone(), self.cx.upstream.as_ref(), self.cx.inside);
                 if !head.id.is_empty() {
                     self.subject.id = Arc::from(head.id);
                 }

@@ -16,6 +16,7 @@ use crate::judge::{Job, Judge, Judged, Scan, guarded};
 use crate::observer::{Direction, Observer};
 use crate::stop::Stop;
 use crate::tally::{Subject, Tally};
+use crate::tls::Inside;
 
 /// What an exchange needs from the process it runs in, and from the listener it came through.
 #[derive(Clone)]
@@ -28,6 +29,8 @@ pub struct Context {
     pub budget: Arc<Budget>,
     /// The destination, where the listener and not the client names it.
     pub upstream: Option<Upstream>,
+    /// What the listener's requests come through.
+    pub inside: Inside,
     /// The connection is captured: it must lead to the host that its requests name.
     pub captured: bool,
     /// What knows which addresses belong to which names.

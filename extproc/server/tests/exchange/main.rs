@@ -8,6 +8,7 @@ mod any_order;
 mod observes;
 mod passes;
 mod refuses;
+mod tunnels;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -43,6 +44,7 @@ impl Bench {
     fn told(mode: Mode, memory: Arc<Memory>, change: impl FnOnce(&mut Context)) -> Self {
         let budget = Budget::new(1 << 20);
         let mut cx = Context {
+            inside: sallyport_extproc::tls::Inside::Clear,
             judge: Words::with(mode, CAP) as Arc<dyn Judge>,
             observer: Arc::clone(&memory) as Arc<dyn Observer>,
             budget: Arc::clone(&budget),

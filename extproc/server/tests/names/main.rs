@@ -19,6 +19,7 @@ use sallyport_engine::{Destination, Engine};
 use sallyport_extproc::Why;
 use sallyport_extproc::dns::{Conf, Names};
 use sallyport_extproc::exchange::{Context, Exchange, Step};
+use sallyport_extproc::tls::Inside;
 use sallyport_extproc::{
     Budget, Config, DESTINATION, METADATA_NAMESPACE, NameRecord, Observer, Record, Server,
 };
@@ -589,6 +590,7 @@ async fn a_captured_call_is_dialled_where_it_was_judged_and_nowhere_else() {
                 observer: Arc::clone(&bench.book) as Arc<dyn Observer>,
                 budget: Budget::new(1 << 20),
                 upstream: None,
+                inside: Inside::Clear,
                 captured: true,
                 names: Some(Arc::clone(&bench.names)),
                 stop: Arc::default(),
@@ -615,6 +617,7 @@ async fn a_call_whose_host_could_not_be_resolved_is_refused_as_one_to_try_again(
         observer: Arc::clone(&bench.book) as Arc<dyn Observer>,
         budget: Budget::new(1 << 20),
         upstream: None,
+        inside: Inside::Clear,
         captured: true,
         names: Some(Arc::clone(&bench.names)),
         stop: Arc::default(),
@@ -640,6 +643,7 @@ async fn a_captured_call_without_an_address_or_a_resolver_is_refused() {
             observer: Arc::clone(&bench.book) as Arc<dyn Observer>,
             budget: Budget::new(1 << 20),
             upstream: None,
+            inside: Inside::Clear,
             captured: true,
             names: names.then(|| Arc::clone(&bench.names)),
             stop: Arc::default(),

@@ -104,6 +104,10 @@ impl Judge for Words {
         head(&request.path, &request.headers)
     }
 
+    fn server_name(&self, name: &str, _now: Timestamp) -> Verdict {
+        verdict(name.to_uppercase().as_bytes())
+    }
+
     fn request_body(&self, _head: &RequestHead, bytes: &[u8], _now: Timestamp) -> BodyVerdict {
         body(bytes)
     }
@@ -371,12 +375,22 @@ impl Rig {
     }
 
     pub fn with(judge: Arc<dyn Judge>, memory: Arc<Memory>, change: impl FnOnce(&mut Config)) -> Self {
+        Self::serving(judge, memory, change, |server| server)
+    }
+
+    pub fn serving(
+        judge: Arc<dyn Judge>,
+        memory: Arc<Memory>,
+        change: impl FnOnce(&mut Config),
+        more: impl FnOnce(Server) -> Server,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut config = Config::new(dir.path().join("s"));
         config.drain = Duration::from_millis(200);
         config.scan_timeout = Duration::from_millis(300);
         change(&mut config);
         let server = Server::bind(config, judge, Arc::clone(&memory) as Arc<dyn Observer>).unwrap();
+        let server = more(server);
         let policy = server.policy();
         let (stop, stopped) = oneshot::channel::<()>();
         let served = tokio::spawn(server.serve(async {
@@ -394,6 +408,21 @@ impl Rig {
     }
 }
 
+/// A connection to the server's socket.
+pub async fn channel(socket: &Path) -> tonic::transport::Channel {
+    let socket = socket.to_owned();
+    let connector = tower::service_fn(move |_: tonic::transport::Uri| {
+        let socket = socket.clone();
+        async move {
+            Ok::<_, std::io::Error>(hyper_util::rt::TokioIo::new(
+                tokio::net::UnixStream::connect(socket).await?,
+            ))
+        }
+    });
+    let endpoint = tonic::transport::Endpoint::from_static("http://extproc");
+    endpoint.connect_with_connector(connector).await.unwrap()
+}
+
 /// One exchange, as Envoy holds it.
 pub struct Call {
     pub send: Option<mpsc::Sender<ProcessingRequest>>,
@@ -402,18 +431,8 @@ pub struct Call {
 
 impl Call {
     pub async fn try_open(socket: &Path, metadata: &[(&'static str, &str)]) -> Result<Self, Status> {
-        let socket = socket.to_owned();
-        let connector = tower::service_fn(move |_: tonic::transport::Uri| {
-            let socket = socket.clone();
-            async move {
-                Ok::<_, std::io::Error>(hyper_util::rt::TokioIo::new(
-                    tokio::net::UnixStream::connect(socket).await?,
-                ))
-            }
-        });
-        let endpoint = tonic::transport::Endpoint::from_static("http://extproc");
-        let channel = endpoint.connect_with_connector(connector).await.unwrap();
-        let mut client = ExternalProcessorClient::new(channel).max_decoding_message_size(usize::MAX);
+        let mut client =
+            ExternalProcessorClient::new(channel(socket).await).max_decoding_message_size(usize::MAX);
         let (send, messages) = mpsc::channel(16);
         let mut request = tonic::Request::new(ReceiverStream::new(messages));
         for (key, value) in metadata {

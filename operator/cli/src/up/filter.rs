@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use sallyport_engine::Engine;
+use sallyport_extproc::tls::Tls;
 use sallyport_extproc::{Config, Observer, Policy, Server};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -32,6 +33,7 @@ impl Filter {
         socket: &Path,
         engine: Arc<Engine>,
         observer: Arc<dyn Observer>,
+        tls: Tls,
     ) -> anyhow::Result<Self> {
         let mut config = Config::new(socket);
         // Envoy has gone through its own drain before the filter is told.
@@ -43,6 +45,7 @@ impl Filter {
             .context("no runtime for the filter")?;
         let server = Server::bind(config, engine, observer)
             .with_context(|| format!("{}: the filter can't listen", socket.display()))?;
+        let server = server.with_tls(tls);
         let policy = server.policy();
         let (stop, stopped) = oneshot::channel::<()>();
         let (ended, end) = oneshot::channel();

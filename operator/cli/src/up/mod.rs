@@ -3,6 +3,7 @@
 
 mod console;
 mod filter;
+mod trust;
 mod watch;
 
 use std::io::Write as _;
@@ -13,7 +14,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail, ensure};
+use anyhow::{Context as _, anyhow, bail};
 use sallyport_api::{AgentPolicySpec, EgressAction, Mode};
 use sallyport_plan::{AccessLog, BaseUrl, ProxyListener, Settings};
 use serde_json::{Value, json};
@@ -25,6 +26,7 @@ use crate::note;
 use crate::rundir::RunDir;
 use console::{Console, Log};
 use filter::Filter;
+use trust::Trust;
 use watch::{Loaded, PolicyFile};
 
 /// Open calls get so long to end when we are told to stop: an LLM's answer may take a while, a person
@@ -40,14 +42,16 @@ const EXIT_INTERRUPTED: u8 = 130;
 const EXAMPLES: &str = "\
 Examples:
   sallyport up -f policies/samples/support-bot.yaml
-      curl -x http://127.0.0.1:15001 http://example.com/
+      . /run/user/1000/sallyport-xyz/env     # it says which
+      curl https://example.com/
   sallyport up -f policy.yaml --base-url 15002=https://api.openai.com
       OPENAI_BASE_URL=http://127.0.0.1:15002/v1 python agent.py
   sallyport up -f policy.yaml --proxy-port 16001 --log json | jq .
 
-https:// URLs can't be inspected through the proxy port and are refused there; give such a client a
-base URL. Edits to the policy file hold within a second. Ctrl-C lets open calls end, a second one
-doesn't.";
+https:// is opened for inspection: programs must trust the authority that is made at the first start,
+which the printed file `env` tells most of them by variables. Those that ship their own authorities
+need a base URL. Edits to the policy file hold within a second. Ctrl-C lets open calls end, a second
+one doesn't.";
 
 /// Runs Envoy and the filter on this machine, from a policy file.
 #[derive(Debug, clap::Args)]
@@ -71,9 +75,13 @@ pub(crate) struct Args {
     /// Directory for sockets and Envoy's bootstrap; left out, a fresh private one
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
-    /// PEM file with the authorities that upstreams' certificates are checked against
+    /// PEM file with authorities to check upstreams' certificates against, besides Mozilla's
     #[arg(long, value_name = "FILE")]
     ca_bundle: Option<PathBuf>,
+    /// Directory of the authority that programs must trust (ca.pem, ca.key), made where there is none;
+    /// left out, `sallyport/authority` in $XDG_STATE_HOME or ~/.local/state
+    #[arg(long, value_name = "DIR")]
+    authority: Option<PathBuf>,
     /// How decisions above `allow` are shown
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     log: Log,
@@ -90,21 +98,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (file, loaded) = PolicyFile::open(&args.file)?;
     check_ports(args)?;
     let binary = envoy::find(args.envoy.as_deref())?;
-    let ca_bundle = ca_bundle(args.ca_bundle.as_deref())?;
+    let authority = args.authority.clone().map_or_else(trust::authority_dir, Ok)?;
     let run_dir = RunDir::create(args.run_dir.as_deref())?;
     // What the filter's process has to say of itself; messages have lines of their own.
     let level = tracing::Level::WARN;
     tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).init();
 
+    let trust = Trust::open(&authority, run_dir.path(), args.ca_bundle.as_deref())?;
     let mut settings = Settings::new(run_dir.path());
     settings.node_id = format!("sallyport-up-{}", std::process::id());
     settings.proxy = Some(ProxyListener { address: args.listen, port: args.proxy_port });
     settings.base_urls.clone_from(&args.base_urls);
     settings.access_log = AccessLog::Off; // our own lines say more, and only where it matters
-    settings.ca_bundle = ca_bundle;
+    settings.ca_bundle.clone_from(&trust.upstream);
+    settings.intercept_tls = true;
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
-    let ended = runtime.block_on(guard(args, &binary, &settings, file, loaded));
+    let ended = runtime.block_on(guard(args, &binary, &settings, &trust, file, loaded));
     let removed = run_dir.remove();
     let code = ended?;
     removed.map(|()| code)
@@ -115,6 +125,7 @@ async fn guard(
     args: &Args,
     binary: &Path,
     settings: &Settings,
+    trust: &Trust,
     mut file: PolicyFile,
     loaded: Loaded,
 ) -> anyhow::Result<ExitCode> {
@@ -123,7 +134,7 @@ async fn guard(
     let Loaded { policy, engine } = loaded;
     let rules = engine.rule_count();
     let console = Console::start(args.log).context("no thread for the console")?;
-    let mut filter = Filter::start(&settings.extproc_socket(), engine, Arc::new(console))?;
+    let mut filter = Filter::start(&settings.extproc_socket(), engine, Arc::new(console), trust.tls.clone())?;
 
     let rendered = sallyport_plan::render(&policy.spec, settings);
     let bootstrap = settings.run_dir.join("envoy.json");
@@ -138,7 +149,9 @@ async fn guard(
             return Ok(ExitCode::from(EXIT_INTERRUPTED));
         }
     }
-    announce(args, &policy.metadata.name, &policy.spec, rules);
+    let env = settings.run_dir.join("env");
+    trust.write_env(&env, &proxy_url(args))?;
+    announce(args, &policy.metadata.name, &policy.spec, rules, &env, trust);
 
     let mut poll = tokio::time::interval(POLL);
     poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -183,18 +196,28 @@ fn mode(spec: &AgentPolicySpec) -> &'static str {
     }
 }
 
-fn announce(args: &Args, name: &str, spec: &AgentPolicySpec, rules: usize) {
+/// The proxy as programs on this machine reach it.
+fn proxy_url(args: &Args) -> String {
+    let reachable = if args.listen.is_unspecified() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { args.listen };
+    format!("http://{}", SocketAddr::new(reachable, args.proxy_port))
+}
+
+fn announce(args: &Args, name: &str, spec: &AgentPolicySpec, rules: usize, env: &Path, trust: &Trust) {
     use std::fmt::Write as _;
 
-    let host = |address: IpAddr| SocketAddr::new(address, args.proxy_port);
-    let reachable = if args.listen.is_unspecified() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { args.listen };
-    let proxy = format!("http://{}", host(reachable));
+    let proxy = proxy_url(args);
     let mut banner = format!(
         "Sallyport {} guards by policy {name} ({}), {rules} rules\n  proxy     {proxy}\n            curl -x {proxy} http://{}/\n",
         env!("CARGO_PKG_VERSION"),
         mode(spec),
         example_host(spec),
     );
+    let _ = writeln!(
+        banner,
+        "  https     . {}  (proxy and authorities, for curl, Python, Node, Go, git, ...)",
+        env.display()
+    );
+    let _ = writeln!(banner, "            programs must trust {}", trust.authority.display());
     for base in &args.base_urls {
         let (port, upstream) = (base.port, base.upstream.url());
         let _ = writeln!(banner, "  base URL  http://127.0.0.1:{port} stands for {upstream}");
@@ -206,7 +229,7 @@ fn announce(args: &Args, name: &str, spec: &AgentPolicySpec, rules: usize) {
     if args.log == Log::Json {
         note(&format!("{banner}ready"));
         let ports: Vec<_> = args.base_urls.iter().map(|b| b.port).collect();
-        let ready = json!({"event": "ready", "policy": name, "rules": rules, "proxy_port": args.proxy_port, "base_url_ports": ports});
+        let ready = json!({"event": "ready", "policy": name, "rules": rules, "proxy_port": args.proxy_port, "base_url_ports": ports, "env": env, "authority": trust.authority});
         say(&ready.to_string());
     } else {
         say(&format!("{banner}ready"));
@@ -246,24 +269,6 @@ fn check_ports(args: &Args) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Where distributions keep the system's authorities.
-const CA_BUNDLES: [&str; 4] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-];
-
-fn ca_bundle(named: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let from_environment = std::env::var_os("SSL_CERT_FILE").filter(|f| !f.is_empty()).map(PathBuf::from);
-    if let Some(path) = named.map(Path::to_owned).or(from_environment) {
-        ensure!(path.is_file(), "{}: the CA bundle is not a file", path.display());
-        return Ok(path);
-    }
-    let found = CA_BUNDLES.iter().map(PathBuf::from).find(|p| p.is_file());
-    found.context("no CA bundle found; install the package ca-certificates, or name one with --ca-bundle")
 }
 
 /// Ctrl-C, and what a service manager or a closing terminal sends.

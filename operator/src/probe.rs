@@ -108,8 +108,12 @@ mod tests {
         let address = listener.local_addr().unwrap().to_string();
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let mut request = [0; 512];
-            let _ = stream.read(&mut request).unwrap();
+            // To its end: who closes with bytes unread breaks the connection.
+            let (mut request, mut byte) = (Vec::new(), [0]);
+            while !request.ends_with(b"\r\n\r\n") {
+                stream.read_exact(&mut byte).unwrap();
+                request.extend_from_slice(&byte);
+            }
             stream.write_all(answer.as_bytes()).unwrap();
         });
         address

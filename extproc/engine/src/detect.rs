@@ -6,11 +6,14 @@ use sallyport_api::{AgentPolicySpec, OverrideAction};
 use sha2::{Digest, Sha256};
 
 use crate::body::extract::{Extracted, Structural};
+use crate::body::json::Doc;
 use crate::body::segment::{Role, Segment};
 use crate::finding::{Category, Finding, Surface};
-use crate::rules::set::{CompiledRule, Hit, RuleSet};
+use crate::rules::set::{CompiledRule, Hit, Kind, RuleSet};
 use crate::rules::{Rule, Scanner};
 use crate::text::views::each_view;
+use crate::value::names::{is_data, node_is_data};
+use crate::value::suspicious;
 use crate::verdict::Decision;
 
 /// Findings of one message that are kept: a page of addresses has hundreds. A message with more was made to
@@ -165,8 +168,13 @@ impl Detector {
     fn search(&self, ex: &Extracted<'_>, segment: &Segment<'_>, hits: &mut Vec<(Hit, &'static str)>) {
         let (surface, text) = (segment.surface, &*segment.text);
         let mut found = Vec::new();
-        self.rules.search(surface, text, &mut found);
+        let of = Kind::new(surface, is_data(ex, segment));
+        let of = if segment.is_parameter() { of.part_of_url() } else { of };
+        self.rules.search(of, text, &mut found);
         hits.extend(found.drain(..).map(|h| (h, "raw")));
+        if surface == Surface::ToolCall && text.starts_with('{') {
+            self.arguments(text, hits);
+        }
         if let Some(name) =
             ex.name(segment).filter(|n| text.len() <= LONGEST_MEMBER && self.rules.speaks_of(n))
         {
@@ -177,7 +185,7 @@ impl Detector {
             if hits.len() > MOST_FINDINGS {
                 return;
             }
-            self.rules.search(surface, view, &mut found);
+            self.rules.search_view(of, view, &mut found);
             for mut hit in found.drain(..) {
                 for map in maps {
                     (hit.start, hit.end) = map.back(hit.start, hit.end);
@@ -185,6 +193,41 @@ impl Detector {
                 add(hits, hit, kind);
             }
         });
+    }
+
+    /// The values of arguments that came as a string of JSON, which is how some APIs carry a tool call. The
+    /// string itself was searched as one text; this is for the rules that ask whether a value is data.
+    fn arguments(&self, text: &str, hits: &mut Vec<(Hit, &'static str)>) {
+        let Ok(doc) = Doc::parse(text) else { return };
+        let kind = Kind::new(Surface::ToolCall, true).values_only();
+        let mut found = Vec::new();
+        for id in 0..doc.len() {
+            let Some((value, map)) = doc.string(id).filter(|(v, _)| v.len() >= 3 && suspicious(v)) else {
+                continue;
+            };
+            if hits.len() > MOST_FINDINGS || !node_is_data(&doc, id) {
+                continue;
+            }
+            let base = doc.node(id).span().start + 1;
+            let mut note = |mut hit: Hit, view| {
+                if let Some(map) = &map {
+                    (hit.start, hit.end) = map.back(hit.start, hit.end);
+                }
+                (hit.start, hit.end) = (hit.start + base, hit.end + base);
+                add(hits, hit, view);
+            };
+            self.rules.search(kind, &value, &mut found);
+            found.drain(..).for_each(|h| note(h, "raw"));
+            each_view(&value, |view, text, maps| {
+                self.rules.search_view(kind, text, &mut found);
+                for mut hit in found.drain(..) {
+                    for map in maps {
+                        (hit.start, hit.end) = map.back(hit.start, hit.end);
+                    }
+                    note(hit, view);
+                }
+            });
+        }
     }
 
     /// A value together with its name, as it stands in JSON: `"password": "..."` says more than the value
@@ -196,7 +239,7 @@ impl Detector {
             whole.push_str(part);
         }
         let mut found = Vec::new();
-        self.rules.search(surface, &whole, &mut found);
+        self.rules.search_view(Kind::new(surface, false), &whole, &mut found);
         for mut hit in found {
             hit.start = hit.start.max(before) - before;
             hit.end = hit.end.min(before + text.len()).saturating_sub(before);

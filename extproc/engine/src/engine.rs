@@ -6,14 +6,16 @@ use jiff::Timestamp;
 use sallyport_api::{AgentPolicySpec, Listed};
 
 use crate::body::extract::{Body, Direction, Extracted, Structural, extract};
-use crate::body::head::{LONGEST_URL, header_segments, name_structure, url_of, url_structure};
+use crate::body::head::{
+    LONGEST_URL, header_segments, name_structure, parameter_segments, url_of, url_structure,
+};
 use crate::body::json::{Doc, Kind};
 use crate::body::redact::{self, Edit};
 use crate::body::segment::{Origin, Place, Role, Segment};
 use crate::body::sse;
 use crate::body::stream::StreamScanner;
 use crate::decide::cedar::{Ask, Found, Policies};
-use crate::decide::egress;
+use crate::decide::egress::{self, Listing};
 use crate::decide::reach::{self, Reach};
 use crate::detect::{Detector, Item};
 use crate::finding::{Category, Finding, Surface};
@@ -47,7 +49,7 @@ struct Frame<'a> {
     direction: Direction,
     head: &'a RequestHead,
     status: u16,
-    egress_allowed: bool,
+    egress: Listing,
     tunnel: bool,
     /// A name is asked of the resolver.
     resolve: bool,
@@ -64,7 +66,7 @@ impl<'a> Frame<'a> {
             direction,
             head,
             status: 0,
-            egress_allowed: true,
+            egress: Listing::Allowed,
             tunnel: false,
             resolve: false,
             reach: Reach::Unknown,
@@ -123,14 +125,14 @@ impl Engine {
     /// Decides on a request's head: URL, headers, destination.
     pub fn request_head(&self, head: &RequestHead, now: Timestamp) -> Verdict {
         let tunnel = head.method == "CONNECT" || head.header("upgrade").is_some();
-        self.head(head, egress::allows(&self.spec.egress, head), tunnel, now)
+        self.head(head, egress::listing(&self.spec.egress, head), tunnel, now)
     }
 
     /// Decides on a CONNECT whose bytes will be inspected: on its headers, and on whether any request to
     /// that host and port might be allowed. Those that come through it are judged themselves.
     pub fn request_tunnel(&self, head: &RequestHead, now: Timestamp) -> Verdict {
-        let allowed = self.spec.egress.may_allow_on(&head.host, Some(head.port)) != Listed::No;
-        self.head(head, allowed, false, now)
+        let listed = self.spec.egress.may_allow_on(&head.host, Some(head.port));
+        self.head(head, Listing::of_name(listed), false, now)
     }
 
     /// Decides on a TLS connection to a server of that name (lower case), whatever its port.
@@ -142,10 +144,10 @@ impl Engine {
             port: 443,
             ..RequestHead::default()
         };
-        self.head(&head, self.spec.egress.may_allow(name) != Listed::No, false, now)
+        self.head(&head, Listing::of_name(self.spec.egress.may_allow(name)), false, now)
     }
 
-    fn head(&self, head: &RequestHead, egress_allowed: bool, tunnel: bool, now: Timestamp) -> Verdict {
+    fn head(&self, head: &RequestHead, egress: Listing, tunnel: bool, now: Timestamp) -> Verdict {
         let url = url_of(head);
         let mut ex = Extracted::default();
         ex.structural.extend(url_structure(&url));
@@ -158,11 +160,11 @@ impl Engine {
                 spaced.text = query.replace('+', " ").into();
                 ex.segments.push(spaced);
             }
+            parameter_segments(&mut ex, &url);
         }
         header_segments(&mut ex, &head.headers);
         let (reach, unreachable) = reach::of_call(&self.spec, head);
-        let frame =
-            Frame { egress_allowed, tunnel, reach, unreachable, ..Frame::new(Direction::Request, head, now) };
+        let frame = Frame { egress, tunnel, reach, unreachable, ..Frame::new(Direction::Request, head, now) };
         self.judge(&frame, &ex).0
     }
 
@@ -201,7 +203,7 @@ impl Engine {
             None => (Reach::Unknown, String::new()),
         };
         let frame = Frame {
-            egress_allowed: listed != Listed::No,
+            egress: Listing::of_name(listed),
             resolve: true,
             reach,
             unreachable,
@@ -365,6 +367,9 @@ impl Engine {
             text: text.into(),
             origin: Origin::Body { at: 0, map: None, bare: false },
         });
+        if surface == Surface::Url && text.len() <= LONGEST_URL {
+            parameter_segments(&mut ex, text);
+        }
         self.judge(&scan_frame(&head, surface, now), &ex).0
     }
 
@@ -468,7 +473,7 @@ impl Engine {
             protocol: &ex.protocol,
             mcp_method: &ex.mcp_method,
             tools: &ex.tools,
-            egress_allowed: frame.egress_allowed,
+            egress: frame.egress,
             tunnel: frame.tunnel,
             resolve: frame.resolve,
             reach: frame.reach,

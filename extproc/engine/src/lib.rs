@@ -15,6 +15,8 @@ mod decide;
 mod detect;
 mod engine;
 mod text;
+mod url;
+mod value;
 
 pub use body::stream::StreamScanner;
 pub use engine::{Engine, LoadError};

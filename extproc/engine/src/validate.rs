@@ -23,6 +23,7 @@ const TABLE: &[(&str, Validator)] = &[
     ("de_tax_id", national::de_tax_id),
     ("dni", national::dni),
     ("e164", national::e164),
+    ("encoded_text", crate::url::is_encoded_text),
     ("iban", finance::iban),
     ("jwt", secret::jwt),
     ("luhn", finance::luhn),

@@ -136,8 +136,7 @@ fn describe(pack: &Pack, rule: &Rule) -> anyhow::Result<String> {
     line("surfaces", &if rule.surfaces.is_empty() { "every one".to_owned() } else { names(&rule.surfaces) });
     if let Some(scanner) = rule.scanner {
         let name = serde_json::to_value(scanner)?;
-        let how =
-            if scanner.structural() { "the engine's own code, no pattern" } else { "finds the candidates" };
+        let how = if scanner.own() { "the engine's own code, no pattern" } else { "finds the candidates" };
         line("scanner", &format!("{} ({how})", name.as_str().unwrap_or_default()));
     }
     if !rule.literals.is_empty() {

@@ -1,10 +1,11 @@
 //! From a message's head to its segments: the URL and the headers.
 
 use super::extract::{Extracted, Structural};
-use super::segment::{Role, Segment};
+use super::segment::{Origin, PARAMETER, Place, Role, Segment};
 use crate::finding::Surface;
 use crate::message::RequestHead;
 use crate::rules::Scanner;
+use crate::value::suspicious;
 
 /// A URL longer than this is refused: servers accept 8 KiB at most as a rule.
 pub(crate) const LONGEST_URL: usize = 8 << 10;
@@ -74,6 +75,28 @@ pub(crate) fn holds_control(path: &str) -> bool {
                 || rest.starts_with(b"7f")
                 || rest.starts_with(b"7F")
         })
+}
+
+/// Parameters of a query that are read one by one.
+const MOST_PARAMETERS: usize = 64;
+
+/// The parameters of a URL whose values hold more than words, each as a value of its own. The rules for all
+/// texts have read them in the URL; these are for the rules that ask whether a value is data.
+pub(crate) fn parameter_segments(ex: &mut Extracted<'_>, url: &str) {
+    let Some((_, query)) = url.split_once('?') else { return };
+    let query = query.split('#').next().unwrap_or_default();
+    for pair in query.split('&').take(MOST_PARAMETERS) {
+        let (name, value) = pair.split_once('=').unwrap_or(("", pair));
+        if value.len() >= 3 && suspicious(value) {
+            ex.segments.push(Segment {
+                surface: Surface::Url,
+                role: Role::None,
+                place: Place::Name(format!("{PARAMETER}{name}")),
+                text: value.replace('+', " ").into(),
+                origin: Origin::Elsewhere,
+            });
+        }
+    }
 }
 
 /// Headers whose purpose is to carry a credential to the host they are sent to.

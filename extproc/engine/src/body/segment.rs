@@ -46,6 +46,9 @@ impl Role {
     }
 }
 
+/// What the names of a URL's parameters begin with in a segment's place.
+pub(crate) const PARAMETER: &str = "query/";
+
 /// What names a segment's place in its message.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
@@ -91,6 +94,11 @@ impl<'a> Segment<'a> {
             text: Cow::Borrowed(text),
             origin: Origin::Elsewhere,
         }
+    }
+
+    /// Whether it is a parameter of a URL, taken out of it.
+    pub(crate) fn is_parameter(&self) -> bool {
+        self.surface == Surface::Url && matches!(&self.place, Place::Name(n) if n.starts_with(PARAMETER))
     }
 
     /// The range of the body behind a range of the text.

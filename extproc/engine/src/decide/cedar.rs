@@ -21,6 +21,7 @@ use cedar_policy::{
 use miette::Diagnostic;
 use sallyport_api::{AgentPolicySpec, OverrideAction};
 
+use super::egress::Listing;
 use super::memo::{Key, Memo, Reads};
 use super::reach::Reach;
 use crate::body::extract::Direction;
@@ -42,7 +43,7 @@ pub(crate) struct Ask<'a> {
     pub(crate) protocol: &'a Protocol,
     pub(crate) mcp_method: &'a str,
     pub(crate) tools: &'a [String],
-    pub(crate) egress_allowed: bool,
+    pub(crate) egress: Listing,
     pub(crate) tunnel: bool,
     /// A name is asked of the resolver, rather than a message sent.
     pub(crate) resolve: bool,
@@ -232,7 +233,7 @@ impl Policies {
         text(&mut key, "path", path_of(ask.head));
         text(&mut key, "protocol", protocol_of(ask.protocol));
         text(&mut key, "mcpMethod", ask.mcp_method);
-        key.number(i64::from(ask.egress_allowed) | i64::from(ask.tunnel) << 1);
+        key.number(ask.egress as i64 | i64::from(ask.tunnel) << 2);
         if r.context("port") {
             key.number(i64::from(ask.head.port));
         }
@@ -367,7 +368,8 @@ fn base_context(ask: &Ask<'_>, findings: &[Found<'_>]) -> Vec<(String, Expr)> {
         ("protocol", text(protocol_of(ask.protocol))),
         ("mcpMethod", text(ask.mcp_method)),
         ("tools", set(&mut ask.tools.iter().map(String::as_str))),
-        ("egress", text(if ask.egress_allowed { "allow" } else { "deny" })),
+        ("egress", text(ask.egress.as_str())),
+        ("egressListed", Expr::new_bool(ask.egress == Listing::Named)),
         ("tunnel", Expr::new_bool(ask.tunnel)),
         ("destination", text(ask.reach.as_str())),
         ("rules", set(&mut rules.into_iter())),

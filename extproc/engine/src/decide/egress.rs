@@ -1,14 +1,45 @@
 //! What `spec.egress` says of a destination. Not a decision: Cedar reads the answer.
 
-use sallyport_api::{DefaultAction, Egress, EgressAction, EgressRule, host_matches};
+use sallyport_api::{DefaultAction, Egress, EgressAction, EgressRule, Listed, host_matches};
 
 use crate::message::RequestHead;
 
-/// Whether the destination is allowed. The first rule that matches decides.
-pub(crate) fn allows(egress: &Egress, head: &RequestHead) -> bool {
+/// What `spec.egress` says of a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listing {
+    Denied,
+    /// By the default, or by a rule for every host.
+    Allowed,
+    /// By a rule that names its host.
+    Named,
+}
+
+impl Listing {
+    /// The same, where no more than the name is known.
+    pub(crate) const fn of_name(listed: Listed) -> Self {
+        match listed {
+            Listed::No => Self::Denied,
+            Listed::ByPattern => Self::Allowed,
+            Listed::ByName => Self::Named,
+        }
+    }
+
+    /// What Cedar reads as `egress`.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Denied => "deny",
+            Self::Allowed | Self::Named => "allow",
+        }
+    }
+}
+
+/// What is said of a destination. The first rule that matches decides.
+pub(crate) fn listing(egress: &Egress, head: &RequestHead) -> Listing {
     match egress.rules.iter().find(|r| matches(r, head)) {
-        Some(rule) => rule.action == EgressAction::Allow,
-        None => egress.default == DefaultAction::Allow,
+        Some(rule) if rule.action != EgressAction::Allow => Listing::Denied,
+        Some(rule) if rule.hosts.iter().any(|h| h != "*" && host_matches(h, &head.host)) => Listing::Named,
+        None if egress.default != DefaultAction::Allow => Listing::Denied,
+        _ => Listing::Allowed,
     }
 }
 
@@ -61,6 +92,27 @@ mod tests {
             assert!(!path_matches("/admin/*", p), "{p}");
         }
         assert!(!super::path_matches("/admin/*", "/docs/a%20b", EgressAction::Deny));
+    }
+
+    #[test]
+    fn a_destination_is_named_by_a_rule_with_its_host() {
+        let rule = |host: &str, action| EgressRule {
+            hosts: vec![host.to_owned()],
+            ports: vec![],
+            methods: vec![],
+            paths: vec![],
+            action,
+        };
+        let head = RequestHead { host: "10.0.0.7".into(), path: "/".into(), ..RequestHead::default() };
+        let of = |rules: Vec<EgressRule>| listing(&Egress { rules, ..Egress::default() }, &head);
+        assert_eq!(of(vec![rule("10.0.0.7", EgressAction::Allow)]), Listing::Named);
+        assert_eq!(of(vec![rule("*", EgressAction::Allow)]), Listing::Allowed);
+        assert_eq!(of(vec![rule("10.0.0.8", EgressAction::Allow)]), Listing::Denied);
+        let both = vec![rule("10.0.0.7", EgressAction::Deny), rule("10.0.0.7", EgressAction::Allow)];
+        assert_eq!(of(both), Listing::Denied);
+        let open = Egress { default: DefaultAction::Allow, ..Egress::default() };
+        assert_eq!(listing(&open, &head), Listing::Allowed);
+        assert_eq!(of(vec![]), Listing::Denied);
     }
 
     #[test]

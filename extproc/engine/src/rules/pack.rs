@@ -53,7 +53,11 @@ pub struct Rule {
     /// Where the rule looks; empty means everywhere.
     #[serde(default)]
     pub surfaces: Vec<Surface>,
-    /// The pattern, in the syntax of the `regex` crate. Empty for a structural scanner.
+    /// Whether the rule looks only at values that should be data: by their name neither a statement nor a
+    /// command nor a document.
+    #[serde(default)]
+    pub values: bool,
+    /// The pattern, in the syntax of the `regex` crate. Empty for a scanner of the engine's own.
     #[serde(default)]
     pub pattern: String,
     /// The gate's literals, in lower case; derived from the pattern where the file gives none.
@@ -98,6 +102,44 @@ pub enum Scanner {
     TooManyFindings,
     /// Structural: a rule that could not run.
     BrokenRule,
+    /// SQL in a value: a condition that closes the value's quote or is always true.
+    SqlBoolean,
+    /// SQL in a value: a second result set.
+    SqlUnion,
+    /// SQL in a value: a second statement.
+    SqlStacked,
+    /// SQL in a value: a function or procedure of the server.
+    SqlFunction,
+    /// SQL in a value: a statement, or one in brackets.
+    SqlStatement,
+    /// SQL in a value: the rest of the statement cut off by a comment.
+    SqlComment,
+    /// SQL in a value: columns counted, groups asked for.
+    SqlProbe,
+    /// A command chained to a value.
+    ShellChain,
+    /// A URL whose scheme is no web server's.
+    UrlScheme,
+    /// A URL whose host is an address in another spelling than the usual one.
+    UrlSpelling,
+    /// A URL of an address that is not public, or a name that means one.
+    UrlPrivate,
+    /// A URL that two readers take for two hosts.
+    UrlConfusion,
+    /// A URL within a parameter of another, to an address that is not public.
+    UrlNested,
+    /// A URL whose host name is made from an address.
+    UrlRebinding,
+    /// A URL whose path climbs.
+    UrlTraversal,
+    /// A URL that carries text or bytes in a part that should be short.
+    UrlPayload,
+    /// A URL or host name that carries data in its labels.
+    HostLabels,
+    /// A host name that is made to be taken for another.
+    HostLookalike,
+    /// A URL in a text that carries another text in an encoding. Needs literals.
+    LinkPayload,
     /// Structural: a label of a name with more entropy than `dns.maxLabelEntropy`.
     DnsEntropy,
     /// Structural: a name, or a label of one, longer than people give.
@@ -110,8 +152,49 @@ pub enum Scanner {
 
 impl Scanner {
     /// Whether the engine's own code finds it, without a pattern.
-    pub const fn structural(self) -> bool {
+    pub const fn own(self) -> bool {
         !matches!(self, Self::Digits | Self::At)
+    }
+
+    /// Whether it looks only at texts in which one of the rule's literals stands.
+    pub(crate) const fn behind_literals(self) -> bool {
+        matches!(self, Self::LinkPayload)
+    }
+
+    /// Whether it is found in the tokens of a value.
+    pub(crate) const fn reads_values(self) -> bool {
+        self.reads_sql() || matches!(self, Self::ShellChain)
+    }
+
+    /// Whether it is found in the tokens of SQL.
+    pub(crate) const fn reads_sql(self) -> bool {
+        matches!(
+            self,
+            Self::SqlBoolean
+                | Self::SqlUnion
+                | Self::SqlStacked
+                | Self::SqlFunction
+                | Self::SqlStatement
+                | Self::SqlComment
+                | Self::SqlProbe
+        )
+    }
+
+    /// Whether it is found in the parts of a URL.
+    pub(crate) const fn reads_urls(self) -> bool {
+        matches!(
+            self,
+            Self::UrlScheme
+                | Self::UrlSpelling
+                | Self::UrlPrivate
+                | Self::UrlConfusion
+                | Self::UrlNested
+                | Self::UrlRebinding
+                | Self::UrlTraversal
+                | Self::UrlPayload
+                | Self::HostLabels
+                | Self::HostLookalike
+        )
     }
 }
 
@@ -236,13 +319,15 @@ impl From<RawCase> for TestCase {
 }
 
 /// The packs compiled into this binary, `core` first.
-const SHIPPED: [(&str, &str); 6] = [
+const SHIPPED: [(&str, &str); 8] = [
     ("core", include_str!("../../../../policies/packs/core.yaml")),
     ("secrets", include_str!("../../../../policies/packs/secrets.yaml")),
     ("dns", include_str!("../../../../policies/packs/dns.yaml")),
     ("prompt-injection", include_str!("../../../../policies/packs/prompt-injection.yaml")),
     ("destructive", include_str!("../../../../policies/packs/destructive.yaml")),
     ("pii", include_str!("../../../../policies/packs/pii.yaml")),
+    ("web-attacks", include_str!("../../../../policies/packs/web-attacks.yaml")),
+    ("urls", include_str!("../../../../policies/packs/urls.yaml")),
 ];
 
 /// Every pack compiled into this binary, `core` first. Parsed once per process.
@@ -370,26 +455,32 @@ fn check_rule(rule: &mut Rule) -> Result<(), String> {
     if rule.score > 100 {
         return Err(format!("score {} is above 100", rule.score));
     }
-    let structural = rule.scanner.is_some_and(Scanner::structural);
-    if structural != rule.pattern.is_empty() {
-        return Err("needs a pattern or a structural scanner, and not both".into());
+    let own = rule.scanner.is_some_and(Scanner::own);
+    if own != rule.pattern.is_empty() {
+        return Err("needs a pattern or a scanner of the engine's own, and not both".into());
     }
-    if !structural {
+    if rule.scanner.is_some_and(Scanner::reads_values) && !rule.values {
+        return Err("this scanner reads values: it needs `values: true`".into());
+    }
+    if !own {
         let hir = parse_pattern(&rule.pattern)?;
-        if rule.scanner.is_none() {
-            if rule.literals.is_empty() {
-                rule.literals = gate::required_literals(&hir)
-                    .ok_or("no literal of three bytes or more stands in every match; name `literals` or a `scanner`")?
-                    .into_iter()
-                    .map(|l| String::from_utf8_lossy(&l).into_owned())
-                    .collect();
-            }
-            for l in &mut rule.literals {
-                l.make_ascii_lowercase();
-                if l.len() < gate::LEAST_LITERAL {
-                    return Err(format!("literal `{l}` is shorter than {} bytes", gate::LEAST_LITERAL));
-                }
-            }
+        if rule.scanner.is_none() && rule.literals.is_empty() {
+            rule.literals = gate::required_literals(&hir)
+                .ok_or(
+                    "no literal of three bytes or more stands in every match; name `literals` or a `scanner`",
+                )?
+                .into_iter()
+                .map(|l| String::from_utf8_lossy(&l).into_owned())
+                .collect();
+        }
+    }
+    if rule.scanner.is_some_and(Scanner::behind_literals) && rule.literals.is_empty() {
+        return Err("this scanner runs where a literal stands: it needs `literals`".into());
+    }
+    for l in &mut rule.literals {
+        l.make_ascii_lowercase();
+        if l.len() < gate::LEAST_LITERAL {
+            return Err(format!("literal `{l}` is shorter than {} bytes", gate::LEAST_LITERAL));
         }
     }
     if let Some(v) = &rule.validator {

@@ -4,7 +4,7 @@ use sallyport_api::Dns;
 
 use super::pack::{Pack, Rule, TestCase};
 use crate::body::extract::{Body, Direction, Extracted, extract};
-use crate::body::head::{name_structure, url_structure};
+use crate::body::head::{name_structure, parameter_segments, url_structure};
 use crate::body::segment::{Origin, Place, Role, Segment};
 use crate::detect::Detector;
 use crate::finding::Surface;
@@ -67,6 +67,7 @@ fn finds(detector: &Detector, surface: Surface, text: &str) -> bool {
     });
     if surface == Surface::Url {
         ex.structural.extend(url_structure(text));
+        parameter_segments(&mut ex, text);
     } else if surface == Surface::Dns {
         ex.structural = name_structure(text, Dns::default().max_label_entropy);
     } else {

@@ -1,5 +1,6 @@
 //! Rules compiled together, and the search that runs them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use aho_corasick::{AhoCorasick, AhoCorasickBuilder, AhoCorasickKind, MatchKind};
@@ -11,6 +12,7 @@ use super::gate;
 use super::pack::{Pack, Rule, Scanner, parse_pattern, reading};
 use crate::detect::MOST_FINDINGS;
 use crate::finding::Surface;
+use crate::{url, value};
 
 /// A regex's own memory while it is compiled, in bytes; a shipped pattern needs a tenth of it.
 const REGEX_LIMIT: usize = 4 << 20;
@@ -29,8 +31,8 @@ pub(crate) struct CompiledRule {
     pub(crate) rule: Rule,
     /// The pack it came from.
     pub(crate) pack: &'static str,
-    /// One bit per surface.
-    surfaces: u16,
+    /// One bit per surface, in the lower half for texts of every kind, in the upper one for values only.
+    surfaces: u32,
     /// The longest match in bytes, where one exists.
     width: Option<usize>,
     /// Which group is the finding.
@@ -54,17 +56,84 @@ pub(crate) struct Hit {
 #[derive(Debug)]
 pub(crate) struct RuleSet {
     pub(crate) rules: Vec<CompiledRule>,
-    gate: Option<AhoCorasick>,
-    /// Rules behind each literal of the gate.
-    behind: Vec<Vec<u32>>,
+    gate: Option<Gate>,
+    /// The gate of rules about values only: their literals are ordinary words elsewhere.
+    values: Option<Gate>,
     digits: Vec<u32>,
     at: Vec<u32>,
+    /// Rules that the engine's own code finds in values and in URLs.
+    sql: Vec<(Scanner, u32)>,
+    shell: Vec<(Scanner, u32)>,
+    urls: Vec<(Scanner, u32)>,
     /// Words that rules want near a match.
     near: Option<AhoCorasick>,
 }
 
-pub(crate) const fn bit(surface: Surface) -> u16 {
-    1 << surface as u16
+/// Literals, and the rules behind each of them.
+#[derive(Debug)]
+struct Gate {
+    automaton: AhoCorasick,
+    behind: Vec<Vec<u32>>,
+}
+
+impl Gate {
+    fn new(literals: BTreeMap<String, Vec<u32>>) -> Result<Option<Self>, String> {
+        debug_assert!(literals.keys().all(|l| l.len() >= gate::LEAST_LITERAL));
+        if literals.is_empty() {
+            return Ok(None);
+        }
+        // A DFA costs memory once and answers in one look-up per byte whatever the number of rules.
+        let automaton = AhoCorasickBuilder::new()
+            .ascii_case_insensitive(true)
+            .match_kind(MatchKind::Standard)
+            .kind(Some(AhoCorasickKind::DFA))
+            .build(literals.keys())
+            .map_err(|e| format!("the gate could not be built: {e}"))?;
+        Ok(Some(Self { automaton, behind: literals.into_values().collect() }))
+    }
+}
+
+const fn bit(surface: Surface) -> u32 {
+    1 << surface as u32
+}
+
+/// What is known of a text before it is searched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kind {
+    mask: u32,
+    url: bool,
+}
+
+impl Kind {
+    /// A text of `surface`; `value` where it should be data.
+    pub(crate) const fn new(surface: Surface, value: bool) -> Self {
+        let mask = bit(surface);
+        Self {
+            mask: if value { mask | mask << VALUES } else { mask },
+            url: matches!(surface, Surface::Url) || value,
+        }
+    }
+    /// The same for rules about values only: the others have seen the text already.
+    pub(crate) const fn values_only(self) -> Self {
+        Self { mask: self.mask & !EVERY, ..self }
+    }
+    /// The same for a part of a URL that was taken apart as a whole.
+    pub(crate) const fn part_of_url(self) -> Self {
+        self.values_only().view()
+    }
+    /// A view of the text: a URL is taken apart as it came.
+    const fn view(self) -> Self {
+        Self { url: false, ..self }
+    }
+}
+
+/// How far the bits of rules about values are from those of the others.
+const VALUES: u32 = 16;
+/// The bits of rules about texts of every kind.
+const EVERY: u32 = (1 << VALUES) - 1;
+
+const fn bit_of_urls() -> u32 {
+    bit(Surface::Url)
 }
 
 /// Compiles a pattern for memory rather than speed: it runs around a gate's hits only, and a sidecar may
@@ -84,15 +153,19 @@ fn compile(pattern: &str, groups: bool) -> Option<Regex> {
 impl CompiledRule {
     fn new(rule: Rule, pack: &'static str) -> Result<Self, String> {
         let surfaces = if rule.surfaces.is_empty() {
-            u16::MAX
+            Surface::ALL.iter().fold(0, |m, s| m | bit(*s))
         } else {
             rule.surfaces.iter().fold(0, |m, s| m | bit(*s))
         };
+        let surfaces = if rule.values { surfaces << VALUES } else { surfaces };
         let (mut width, mut group) = (Some(0), 0);
         if !rule.pattern.is_empty() {
             let hir = parse_pattern(&rule.pattern)?;
             width = hir.properties().maximum_len().filter(|w| *w <= WIDEST);
             group = group_named_hit(&hir).unwrap_or(0);
+        } else if rule.scanner.is_some_and(Scanner::behind_literals) {
+            // It reads the text once, whatever the number of literals.
+            width = None;
         }
         Ok(Self { rule, pack, surfaces, width, group, regex: OnceLock::new(), except: OnceLock::new() })
     }
@@ -131,17 +204,18 @@ impl CompiledRule {
             return;
         };
         let already = out.len();
-        let mut captures = regex.create_captures();
+        // Only groups need room, and few rules have one.
+        let mut captures = (self.group != 0).then(|| regex.create_captures());
         let mut at = from;
         while at <= to && out.len() - already < MOST_MATCHES {
             let input = Input::new(text.as_bytes()).span(at..to);
-            let (found, whole) = if self.group == 0 {
+            let (found, whole) = if let Some(captures) = &mut captures {
+                regex.search_captures(&input, captures);
+                let Some(m) = captures.get_match() else { break };
+                (hit_span(captures, self.group).unwrap_or((m.start(), m.end())), m.end())
+            } else {
                 let Some(m) = regex.find(input) else { break };
                 ((m.start(), m.end()), m.end())
-            } else {
-                regex.search_captures(&input, &mut captures);
-                let Some(m) = captures.get_match() else { break };
-                (hit_span(&captures, self.group).unwrap_or((m.start(), m.end())), m.end())
             };
             // What follows the hit in its match may stand before the next one: items of a list share the
             // character between them.
@@ -240,24 +314,36 @@ impl RuleSet {
 
     /// Compiles rules together.
     pub(crate) fn new(rules: impl IntoIterator<Item = (&'static str, Rule)>) -> Result<Self, String> {
-        let mut set =
-            Self { rules: vec![], gate: None, behind: vec![], digits: vec![], at: vec![], near: None };
-        let mut literals: std::collections::BTreeMap<String, Vec<u32>> = std::collections::BTreeMap::new();
+        let mut set = Self {
+            rules: vec![],
+            gate: None,
+            values: None,
+            digits: vec![],
+            at: vec![],
+            sql: vec![],
+            shell: vec![],
+            urls: vec![],
+            near: None,
+        };
+        let mut literals: [BTreeMap<String, Vec<u32>>; 2] = Default::default();
         for (pack, rule) in rules {
             let index = set.rules.len() as u32;
             match rule.scanner {
                 Some(Scanner::Digits) => set.digits.push(index),
                 Some(Scanner::At) => set.at.push(index),
-                Some(_) => {}
-                None => {
+                Some(s) if s.reads_sql() => set.sql.push((s, index)),
+                Some(s) if s.reads_values() => set.shell.push((s, index)),
+                Some(s) if s.reads_urls() => set.urls.push((s, index)),
+                Some(s) if !s.behind_literals() => {}
+                _ => {
                     for l in &rule.literals {
-                        literals.entry(l.clone()).or_default().push(index);
+                        literals[usize::from(rule.values)].entry(l.clone()).or_default().push(index);
                     }
                 }
             }
             set.rules.push(CompiledRule::new(rule, pack)?);
         }
-        let words: std::collections::BTreeSet<&str> = set
+        let words: BTreeSet<&str> = set
             .rules
             .iter()
             .filter_map(|r| r.rule.near.as_ref())
@@ -268,24 +354,19 @@ impl RuleSet {
             let near = AhoCorasickBuilder::new().ascii_case_insensitive(true).build(words);
             set.near = Some(near.map_err(|e| format!("the words near matches could not be gathered: {e}"))?);
         }
-        debug_assert!(literals.keys().all(|l| l.len() >= gate::LEAST_LITERAL));
-        if !literals.is_empty() {
-            // A DFA costs memory once and answers in one look-up per byte whatever the number of rules.
-            let gate = AhoCorasickBuilder::new()
-                .ascii_case_insensitive(true)
-                .match_kind(MatchKind::Standard)
-                .kind(Some(AhoCorasickKind::DFA))
-                .build(literals.keys())
-                .map_err(|e| format!("the gate could not be built: {e}"))?;
-            set.gate = Some(gate);
-            set.behind = literals.into_values().collect();
-        }
+        let [every, values] = literals;
+        set.gate = Gate::new(every)?;
+        set.values = Gate::new(values)?;
         Ok(set)
     }
 
-    /// Bytes the compiled gate holds.
+    fn gates(&self) -> impl Iterator<Item = &Gate> {
+        [&self.gate, &self.values].into_iter().flatten()
+    }
+
+    /// Bytes the compiled gates hold.
     pub(crate) fn gate_bytes(&self) -> usize {
-        self.gate.as_ref().map_or(0, AhoCorasick::memory_usage)
+        self.gates().map(|g| g.automaton.memory_usage()).sum()
     }
 
     /// The place of the structural rule for `scanner` on `surface`, if one is on.
@@ -296,7 +377,8 @@ impl RuleSet {
     /// Whether a value's name may matter to a rule: it holds a literal of the gate, or a word that some
     /// rule wants near a match.
     pub(crate) fn speaks_of(&self, name: &str) -> bool {
-        [&self.gate, &self.near].into_iter().flatten().any(|a| a.is_match(name))
+        let gate = self.gate.as_ref().map(|g| &g.automaton);
+        [gate, self.near.as_ref()].into_iter().flatten().any(|a| a.is_match(name))
     }
 
     /// Compiles every pattern now rather than at its first candidate.
@@ -306,13 +388,20 @@ impl RuleSet {
         }
     }
 
-    /// Finds everything the rules of `surface` find in `text`.
-    pub(crate) fn search(&self, surface: Surface, text: &str, out: &mut Vec<Hit>) {
-        let bit = bit(surface);
+    /// Finds everything in `text`, which is a reading of one that came.
+    pub(crate) fn search_view(&self, kind: Kind, text: &str, out: &mut Vec<Hit>) {
+        self.search(kind.view(), text, out);
+    }
+
+    /// Finds everything that the rules for texts of that kind find in `text`.
+    pub(crate) fn search(&self, kind: Kind, text: &str, out: &mut Vec<Hit>) {
+        let bit = kind.mask;
         let mut windows = Windows::default();
-        if let Some(gate) = &self.gate {
-            for m in gate.find_overlapping_iter(text) {
-                for &index in &self.behind[m.pattern().as_usize()] {
+        let every = self.gate.as_ref().filter(|_| bit & EVERY != 0);
+        let values = self.values.as_ref().filter(|_| bit & !EVERY != 0);
+        for gate in [every, values].into_iter().flatten() {
+            for m in gate.automaton.find_overlapping_iter(text) {
+                for &index in &gate.behind[m.pattern().as_usize()] {
                     if self.rules[index as usize].surfaces & bit != 0 {
                         self.open(&mut windows, index, text, m.start(), m.end());
                     }
@@ -339,7 +428,69 @@ impl RuleSet {
         }
         for w in windows.open {
             let index = w.rule as usize;
-            self.rules[index].run(index, text, w.from, w.to, out);
+            match self.rules[index].rule.scanner {
+                Some(Scanner::LinkPayload) => self.links(index, text, out),
+                _ => self.rules[index].run(index, text, w.from, w.to, out),
+            }
+        }
+        if bit >> VALUES != 0 {
+            let signs = value::Signs::of(text);
+            if !self.sql.is_empty() {
+                value::scan_sql(text, signs, |s, from, to| self.own(&self.sql, bit, s, text, from, to, out));
+            }
+            if !self.shell.is_empty() {
+                value::scan_shell(text, signs, |s, from, to| {
+                    self.own(&self.shell, bit, s, text, from, to, out);
+                });
+            }
+        }
+        if kind.url && !self.urls.is_empty() {
+            let sole = bit & bit_of_urls() != 0;
+            let either = bit | bit >> VALUES;
+            url::scan(text, sole, |s, from, to| self.own(&self.urls, either, s, text, from, to, out));
+        }
+    }
+
+    /// Texts in an encoding that stand in URLs.
+    fn links(&self, rule: usize, text: &str, out: &mut Vec<Hit>) {
+        let Some(except) = self.rules[rule].except() else {
+            out.push(Hit { rule, start: 0, end: text.len(), broken: true });
+            return;
+        };
+        let already = out.len();
+        url::links(text, |start, end| {
+            if out.len() - already < MOST_MATCHES && self.rules[rule].confirms(text, start, end, except) {
+                out.push(Hit { rule, start, end, broken: false });
+            }
+        });
+    }
+
+    /// Notes what the engine's own code found for the rules that name its scanner. A second finding of a
+    /// rule in one text says nothing more.
+    #[allow(clippy::too_many_arguments, reason = "a closure's tail, called in three places")]
+    fn own(
+        &self,
+        rules: &[(Scanner, u32)],
+        bit: u32,
+        scanner: Scanner,
+        text: &str,
+        from: usize,
+        to: usize,
+        out: &mut Vec<Hit>,
+    ) {
+        let (start, end) = (floor(text, from.min(text.len())), ceil(text, to.min(text.len())));
+        for (s, index) in rules {
+            let rule = *index as usize;
+            if *s != scanner || self.rules[rule].surfaces & bit == 0 || out.iter().any(|h| h.rule == rule) {
+                continue;
+            }
+            let Some(except) = self.rules[rule].except() else {
+                out.push(Hit { rule, start: 0, end: text.len(), broken: true });
+                continue;
+            };
+            if self.rules[rule].confirms(text, start, end, except) {
+                out.push(Hit { rule, start, end, broken: false });
+            }
         }
     }
 

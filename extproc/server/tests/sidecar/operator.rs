@@ -89,7 +89,16 @@ impl Operator {
 
     /// Listens again where it did.
     pub async fn restart(&mut self, authority: &Authority) {
-        let listener = tokio::net::TcpListener::bind(self.address).await.unwrap();
+        // A connection of somebody else's may have the port for a moment; it was any free one.
+        let mut tries = 0;
+        let listener = loop {
+            match tokio::net::TcpListener::bind(self.address).await {
+                Ok(listener) => break listener,
+                Err(e) if tries == 200 => panic!("{}: {e}", self.address),
+                Err(_) => tries += 1,
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        };
         self.server = serve(listener, authority, &self.memory, &self.offer, &self.end);
     }
 

@@ -168,9 +168,10 @@ impl Names {
         found.await.unwrap_or_else(|_| Destination::Unresolved("the name could not be resolved".to_owned()))
     }
 
-    /// What went wrong, if the host was not found and might have been.
+    /// What went wrong, if the host was not found and might have been: of one that was refused, no failure of the
+    /// search domains after it says anything.
     async fn resolve(&self, host: &str, address: IpAddr) -> Option<String> {
-        let mut failed = None;
+        let (mut failed, mut refused) = (None, false);
         let kind = if address.is_ipv4() { RecordType::A } else { RecordType::AAAA };
         for candidate in self.conf.candidates(host) {
             let Ok(name) = Name::from_ascii(format!("{candidate}.")) else { continue };
@@ -178,10 +179,11 @@ impl Names {
                 Ok(answer) if answer.code == ResponseCode::NoError => return None,
                 Err(Refused::Failed(e)) => failed = Some(e.to_string()),
                 Err(Refused::Busy) => failed = Some(BUSY.to_owned()),
-                Ok(_) | Err(Refused::Question(_) | Refused::Answer(_)) => {}
+                Err(Refused::Question(_) | Refused::Answer(_)) => refused = true,
+                Ok(_) => {}
             }
         }
-        failed
+        failed.filter(|_| !refused)
     }
 
     fn peer(&self, address: IpAddr, of_cluster: bool) -> Peer {
